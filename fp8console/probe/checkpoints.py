@@ -1,0 +1,173 @@
+"""Restore points on disk: ``checkpoints/step-<N>[-<tag>]/rank-<r>/`` with a manifest of digests.
+
+A checkpoint is written aside, synced and renamed, by a thread of its own: the training thread only takes the copy in
+memory. A folder that has its final name is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fp8console.probe.snapshots import Snapshot
+from fp8console.protocol.numbers import dumps
+
+STATE = "state.pt"
+MANIFEST = "manifest.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that can't be read or is not what its manifest says."""
+
+
+def folder_name(step: int, tag: str | None) -> str:
+    return f"step-{step:09d}" + (f"-{tag}" if tag else "")
+
+
+def parse_folder(name: str) -> tuple[int, str | None] | None:
+    """(step, tag) of a checkpoint's folder, or None for any other name."""
+    match = re.fullmatch(r"step-(\d{9,})(?:-(.+))?", name)
+    return (int(match[1]), match[2]) if match else None
+
+
+class CheckpointStore:
+    """The checkpoints of one rank. ``save`` returns at once; ``on_event`` tells how it went, from the writer thread."""
+
+    def __init__(self, root: Path, rank: int, keep: int, on_event: Callable[[str, dict[str, Any]], None]) -> None:
+        self._root = root
+        self._rank = rank
+        self._keep = keep
+        self._on_event = on_event  # ("saved" | "failed" | "dropped", details)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def save(self, snapshot: Snapshot, tag: str | None, done: Callable[[dict[str, Any]], None]) -> None:
+        """Write ``snapshot``; ``done`` gets {"ok", "path", "digest", "reason"} when it is on disk or failed."""
+        snapshot.pinned_down = True
+        # A daemon: a disk that hangs must not keep the interpreter from ending; close() waits a while for it.
+        thread = threading.Thread(
+            target=self._write, args=(snapshot, tag, done), name="fp8console-checkpoint", daemon=True
+        )
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [thread]
+        thread.start()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until everything that was asked for is written, or the time is over."""
+        end = None if seconds is None else time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
+
+    def _write(self, snapshot: Snapshot, tag: str | None, done: Callable[[dict[str, Any]], None]) -> None:
+        with self._lock:
+            try:
+                result = self._write_aside(snapshot, tag)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                self._on_event("failed", {"step": snapshot.step, "reason": reason})
+                result = {"ok": False, "reason": f"the checkpoint could not be written: {reason}"}
+            snapshot.pinned_down = False
+            if result["ok"]:
+                self._on_event("saved", {**snapshot.about, **result, "tag": tag})
+                self._prune()
+        done(result)
+
+    def _write_aside(self, snapshot: Snapshot, tag: str | None) -> dict[str, Any]:
+        started = time.perf_counter()
+        value = snapshot.compute_digest()
+        final = self._root / folder_name(snapshot.step, tag) / f"rank-{self._rank}"
+        aside = final.parent / f".rank-{self._rank}.{os.getpid()}.tmp"
+        final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(mode=0o700)
+        try:
+            with open(aside / STATE, "wb") as file:
+                torch.save({"tree": snapshot.tree, "tensors": snapshot.host}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            manifest = {
+                "version": 1,
+                "step": snapshot.step,
+                "tag": tag,
+                "rank": self._rank,
+                "point": snapshot.about,
+                "digest": value,
+                "torch": torch.__version__,
+                "files": {STATE: {"sha256": _sha256(aside / STATE), "bytes": os.path.getsize(aside / STATE)}},
+            }
+            with open(aside / MANIFEST, "w") as text:
+                text.write(dumps(manifest, indent=1) + "\n")
+                text.flush()
+                os.fsync(text.fileno())
+            _sync_folder(aside)
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(aside, final)
+            _sync_folder(final.parent)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        size = os.path.getsize(final / STATE)
+        seconds = time.perf_counter() - started
+        return {"ok": True, "path": str(final), "digest": value, "bytes": size, "seconds": seconds, "reason": None}
+
+    def _prune(self) -> None:
+        """Remove this rank's untagged checkpoints but the newest ``keep``; tagged ones stay for ever."""
+        found = sorted(step for step, tag in self.list() if tag is None)
+        for step in found[: -self._keep]:
+            folder = self._root / folder_name(step, None)
+            shutil.rmtree(folder / f"rank-{self._rank}", ignore_errors=True)
+            try:
+                folder.rmdir()
+            except OSError:
+                pass  # another rank's is still there
+            self._on_event("dropped", {"step": step, "reason": f"only the newest {self._keep} untagged ones are kept"})
+
+    def list(self) -> list[tuple[int, str | None]]:
+        """(step, tag) of the complete checkpoints of this rank."""
+        if not self._root.is_dir():
+            return []
+        parsed = [(parse_folder(entry.name), entry) for entry in self._root.iterdir()]
+        return [about for about, entry in parsed if about and (entry / f"rank-{self._rank}" / MANIFEST).is_file()]
+
+    def load(self, step: int) -> tuple[dict[str, Any], list[torch.Tensor], dict[str, Any]]:
+        """(tree, tensors, manifest) of a checkpoint, after its files' digests were found right. Raises CheckpointError."""
+        tags = [tag for found, tag in self.list() if found == step]
+        if not tags:
+            raise CheckpointError(f"no checkpoint of step {step:,} on disk")
+        folder = self._root / folder_name(step, tags[0]) / f"rank-{self._rank}"
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+            wanted = manifest["files"][STATE]["sha256"]
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{folder / MANIFEST} can't be read: {error}") from None
+        if _sha256(folder / STATE) != wanted:
+            raise CheckpointError(f"{folder / STATE} is damaged: its SHA-256 is not the manifest's; choose another point")
+        # The whole tree of a training's state goes beyond what weights_only admits (schedulers hold what they like);
+        # the file is this user's own, in a folder only they can write, and was verified a line above.
+        loaded = torch.load(folder / STATE, map_location="cpu", weights_only=False)
+        return loaded["tree"], loaded["tensors"], manifest
+
+
+def _sha256(path: Path) -> str:
+    hasher = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

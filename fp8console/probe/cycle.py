@@ -1,0 +1,52 @@
+"""After which optimizer update an iteration of the training ends."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class StepCycle:
+    """Learns the order in which optimizers (or scaler updates) follow each other in one iteration.
+
+    One key only: each update ends a step. Several (a GAN has two): the iteration is what lies between two starts of
+    the first key, so the first iteration or two go by before its end is known; they end no step until then. A step
+    boundary in the middle of an iteration would restore parameters under a live autograd graph.
+    """
+
+    #: Updates without the leading key after which it is taken to be gone (an optimizer was replaced).
+    PATIENCE = 12
+    #: Rounds that differ before only the last key of a round is looked at.
+    IRREGULAR = 3
+
+    def __init__(self) -> None:
+        self._leader: Hashable = None
+        self._keys: set[Hashable] = set()
+        self._current: list[Hashable] = []
+        self._round: tuple[Hashable, ...] = ()
+        self._mismatches = 0
+        self._since_leader = 0
+
+    def closes(self, key: Hashable) -> bool:
+        """Whether the update with this key ends a step."""
+        if self._leader is None:
+            self._leader = key
+        self._since_leader = 0 if key == self._leader else self._since_leader + 1
+        if self._since_leader > self.PATIENCE and len(self._keys) > 1:
+            self.__init__()  # type: ignore[misc]
+            return self.closes(key)
+        self._keys.add(key)
+        if len(self._keys) == 1:
+            self._current = [key]
+            return True
+        if key == self._leader and self._current and self._current[-1] != self._leader:
+            self._end_of_round(tuple(self._current))
+            self._current = []
+        self._current.append(key)
+        if self._mismatches >= self.IRREGULAR:
+            return bool(self._round) and key == self._round[-1]
+        return bool(self._round) and tuple(self._current) == self._round
+
+    def _end_of_round(self, found: tuple[Hashable, ...]) -> None:
+        if self._round and found != self._round:
+            self._mismatches += 1
+        self._round = found

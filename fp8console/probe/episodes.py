@@ -1,0 +1,70 @@
+"""Stretches of one trouble: an event at the first step and one at the end, not one a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fp8console.protocol.records import FLAGS
+
+#: Clean steps after which an episode is over.
+CLEAN_STEPS = 3
+
+
+class Episodes:
+    """Follows skipped steps and non-finite values through the records of one rank."""
+
+    def __init__(self, event: Callable[..., None]) -> None:
+        self._event = event
+        self._open: dict[str, tuple[int, int, int]] = {}  # what -> (first step, last step, count)
+
+    def note(self, step: int, values: dict[str, Any], flags: int) -> None:
+        """Called with each finished record, in order."""
+        self._follow("skipped", bool(flags & FLAGS["skipped"]), step, values)
+        self._follow("loss", bool(flags & FLAGS["loss_nonfinite"]), step, values)
+        self._follow("grad_norm", bool(flags & FLAGS["grad_nonfinite"]), step, values)
+
+    def _follow(self, what: str, bad: bool, step: int, values: dict[str, Any]) -> None:
+        running = self._open.get(what)
+        if bad and running is None:
+            self._open[what] = (step, step, 1)
+            self._begin(what, step, values)
+        elif bad and running is not None:
+            self._open[what] = (running[0], step, running[2] + 1)
+        elif running is not None and step - running[1] >= CLEAN_STEPS:
+            del self._open[what]
+            first, last, count = running
+            if count > 1:
+                name = {"skipped": "skipped steps", "loss": "non-finite loss", "grad_norm": "non-finite gradients"}[what]
+                text = f"{name} over: {count} from step {first:,} to {last:,}"
+                self._event("recovered", text, step, of=what, since=first, until=last, count=count)
+
+    def _begin(self, what: str, step: int, values: dict[str, Any]) -> None:
+        scale = values.get("scale")
+        if what == "skipped":
+            at = f" at scale {scale_text(scale)}" if scale is not None else ""
+            self._event("skipped", f"step skipped: overflow{at}", step, scale=scale)
+            return
+        if what == "grad_norm" and "skipped" in self._open:
+            return  # an overflow that the scaler caught: said already
+        value = values.get(what)
+        name = {"loss": "loss", "grad_norm": "gradient norm"}[what]
+        self._event("nonfinite", f"{name} is {value_text(value)}", step, what=what, value=value)
+
+
+def scale_text(scale: float) -> str:
+    """A loss scale as people say it: 2^15 for a power of two."""
+    if scale > 0 and math.isfinite(scale) and math.log2(scale) == round(math.log2(scale)):
+        return f"2^{round(math.log2(scale))}"
+    return f"{scale:g}"
+
+
+def value_text(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return f"{value:.4g}"

@@ -1,0 +1,77 @@
+"""Global L2 norm of gradients, without changing them and without waiting for a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fp8console.probe.readback import Reading, take
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def gradients(optimizer: Any, leave_out: frozenset[int] = frozenset()) -> list[torch.Tensor]:
+    """The gradients an optimizer will use; parameters whose id is in ``leave_out`` are skipped."""
+    return [
+        grad
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (grad := parameter.grad) is not None and id(parameter) not in leave_out
+    ]
+
+
+def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[Reading]:
+    """L2 norms whose root of the sum of squares is the global norm; empty when a norm can't be had.
+
+    float32 squares overflow above 1.8e19 and vanish below 1e-23 (the root of float32's limits), so with ``careful``,
+    and at once on the CPU when the first result is not an ordinary number, the norms are taken in float64.
+    fp16 and bf16 gradients are summed in float32. A sharded gradient (DTensor) gives none: its global norm needs a
+    collective, which a monitor must not start.
+    """
+    parts: list[Reading] = []
+    for group in _by_device(grads):
+        if any(hasattr(grad, "_local_tensor") for grad in group):
+            return []
+        dense = [_dense(grad) for grad in group]
+        norms = _norms(dense, torch.float64 if careful and group[0].device.type != "mps" else None)
+        if at_once and group[0].device.type == "cpu":
+            value = hypot(torch.stack(norms).tolist())
+            if not careful and not 1e-18 < value < 1e18:
+                value = hypot(torch.stack(_norms(dense, torch.float64)).tolist())
+            parts.append(value)
+        else:
+            parts.append(take(torch.linalg.vector_norm(torch.stack(norms)), at_once))
+    return parts
+
+
+def hypot(values: Iterable[float]) -> float:
+    """Root of the sum of squares; NaN if any value is NaN (math.hypot lets an infinity win over a NaN)."""
+    listed = list(values)
+    if any(math.isnan(value) for value in listed):
+        return math.nan
+    return math.hypot(*listed)
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    grad = grad.detach()
+    # A sparse gradient lists a row once per use: only the summed (coalesced) values make the norm.
+    return grad.coalesce().values() if grad.is_sparse else grad
+
+
+def _by_device(grads: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for grad in grads:
+        groups.setdefault((grad.device, grad.dtype), []).append(grad)
+    return list(groups.values())
+
+
+def _norms(grads: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
+    if dtype is None and grads[0].dtype not in _LOW_PRECISION:
+        return list(torch._foreach_norm(grads, 2))
+    wide = dtype or torch.float32
+    if grads[0].is_complex():
+        wide = torch.complex128 if wide == torch.float64 else torch.complex64
+    return [torch.linalg.vector_norm(grad, 2, dtype=wide) for grad in grads]

@@ -1,0 +1,403 @@
+"""What the hooks tell, gathered into the window of the step under way. One per process; runs on the training thread."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fp8console.probe import norms
+from fp8console.probe.cycle import StepCycle
+from fp8console.probe.guard import Guard
+from fp8console.probe.readback import Reading, take
+from fp8console.probe.window import Clip, Norm, StepWindow
+
+#: Backward passes without a step after which zero_grad is taken for the boundary although an optimizer exists.
+ZERO_GRAD_PATIENCE = 8
+#: Micro-batches whose losses are kept apart; later ones are counted but the mean is over the first ones.
+MOST_LOSSES = 256
+
+
+class Observer:
+    """Receives the hooks' calls. ``at_boundary()`` is called at the end of each step, ``notice(text, part)`` for news."""
+
+    def __init__(self, guard: Guard, at_boundary: Callable[[], None], notice: Callable[[str, str], None]) -> None:
+        self.guard = guard
+        self.window = StepWindow()
+        self.at_once = True  # False: take CPU values the way a device's are taken
+        self.careful = 0  # steps for which norms are taken in float64
+        self.live = True  # False in a forked child that trains nothing
+        self.lr_factor = 1.0
+        self.clip_norm: float | None = None
+        self.scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.scaler: weakref.ref[Any] | None = None  # the enabled scaler in use
+        self.explicit = False  # the script says itself where a step ends (run.step)
+        self.backwards_without_step = 0
+        self.on_scaler_class: Callable[[type], None] = lambda scaler_class: None
+        self.on_backward: Callable[[int], None] = lambda without_step: None
+        self.position: tuple[int, int | None, int] | None = None  # batch, length, epoch
+        self._at_boundary = at_boundary
+        self._notice = notice
+        self._noticed: set[str] = set()
+        self._cycle = StepCycle()
+        self._backward_depth = 0
+        self._scaler_depth = 0
+        self._update_depth = 0
+        self._stepping: list[Any] = []  # optimizers whose step() is running, outermost first
+        self._inner_done = False
+        self._scaled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
+        self._scaled_untracked = False
+        self._saved_lr: list[tuple[Any, Any, Any]] = []  # (group, script's value, ours)
+        self._iterator: weakref.ref[Any] | None = None
+        self._epochs: dict[int, int] = {}
+
+    # -- backward -------------------------------------------------------------------------------------------------
+    def enter_backward(self, tensors: Any) -> bool:
+        """True when this is the script's own (outermost) backward; ``leave_backward`` must follow then."""
+        if not self.live or self._backward_depth:
+            return False
+        self._backward_depth = 1
+        self.guard.run("loss", self._note_loss, tensors)
+        return True
+
+    def leave_backward(self) -> None:
+        self._backward_depth = 0
+
+    def _note_loss(self, tensors: Any) -> None:
+        window = self.window
+        if self._stepping:
+            # A closure runs backward once per evaluation: the first loss is the step's, a mean over a line search isn't.
+            if window.losses and window.micro_batches:
+                return
+        window.micro_batches += 1
+        self.backwards_without_step += 1
+        self.on_backward(self.backwards_without_step)
+        self._follow_iterator()
+        tensor = tensors if isinstance(tensors, torch.Tensor) else None
+        if tensor is None and isinstance(tensors, (list, tuple)) and len(tensors) == 1:
+            tensor = tensors[0]
+        if tensor is None or tensor.numel() != 1 or tensor.is_sparse or hasattr(tensor, "_local_tensor"):
+            return
+        if len(window.losses) >= MOST_LOSSES:
+            return
+        for reference, unscaled in self._scaled:
+            if reference() is tensor:
+                window.losses.append((take(unscaled, self.at_once), None))
+                return
+        scaler = self.active_scaler()
+        # Scaled, then changed (divided by the number of micro-batches, added up): only the scale can be taken out.
+        scale = self._scale_now(scaler) if self._scaled_untracked and scaler is not None else None
+        window.losses.append((take(tensor, self.at_once), scale))
+
+    # -- scaler ---------------------------------------------------------------------------------------------------
+    def scaler_made(self, scaler: Any, _args: Any) -> None:
+        self.guard.run("scaler", self._scaler_made, scaler)
+
+    def _scaler_made(self, scaler: Any) -> None:
+        self.scalers.add(scaler)
+        self.on_scaler_class(type(scaler))
+
+    def active_scaler(self) -> Any | None:
+        return self.scaler() if self.scaler is not None else None
+
+    def loss_scaled(self, scaler: Any, outputs: Any, scaled: Any) -> None:
+        if self.live:
+            self.guard.run("scaler", self._loss_scaled, scaler, outputs, scaled)
+
+    def _loss_scaled(self, scaler: Any, outputs: Any, scaled: Any) -> None:
+        if not scaler._enabled:
+            self._once("scaler_off", "the script's GradScaler is disabled: no loss scaling takes place", "scaler")
+            return
+        if self.active_scaler() is not scaler:
+            self.scaler = weakref.ref(scaler)
+        self._scaled_untracked = True
+        if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor):
+            # The scaled loss holds the graph: a strong reference would keep the activations alive.
+            self._scaled = [pair for pair in self._scaled if pair[0]() is not None][-8:]
+            self._scaled.append((weakref.ref(scaled), outputs.detach()))
+
+    def _scale_now(self, scaler: Any) -> Reading | None:
+        return None if scaler._scale is None else take(scaler._scale, self.at_once)
+
+    def before_unscale(self, scaler: Any, optimizer: Any) -> None:
+        if self.live and not self._scaler_depth:
+            self.window.unscaled = True
+
+    def before_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
+        if not self.live or self._scaler_depth or not getattr(scaler, "_enabled", False):
+            return False
+        self._scaler_depth = 1
+        self.guard.run("scaler", self._note_scaler_step, scaler, optimizer)
+        return True
+
+    def _note_scaler_step(self, scaler: Any, optimizer: Any) -> None:
+        window = self.window
+        self.scaler = weakref.ref(scaler)
+        window.scaler_used = True
+        if window.scale is None:
+            window.scale = self._scale_now(scaler)
+        # A refused step never reaches the optimizer's own hooks, so the norm is taken here; gradients carry the scale
+        # until unscale_ (stage UNSCALED) has run for this optimizer.
+        stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+        scaled = getattr(stage, "name", "READY") == "READY"
+        window.optimizers.append(optimizer)
+        self.guard.run("gradients", self._note_norm, optimizer, window.scale if scaled else None)
+        self.guard.run("lr", self._note_lr, optimizer)
+
+    def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
+        self._scaler_depth = 0
+        self.guard.run("scaler", self._note_found_inf, scaler, optimizer)
+
+    def _note_found_inf(self, scaler: Any, optimizer: Any) -> None:
+        state = scaler._per_optimizer_states[id(optimizer)]
+        self.window.found_inf += [take(value, self.at_once) for value in state["found_inf_per_device"].values()]
+
+    def before_scaler_update(self, scaler: Any) -> bool:
+        if not self.live or self._update_depth or not getattr(scaler, "_enabled", False):
+            return False
+        self._update_depth = 1
+        return True
+
+    def after_scaler_update(self, scaler: Any) -> None:
+        self._update_depth = 0
+        window = self.window
+        if not window.scaler_used:
+            return
+        if scaler._growth_tracker is not None:
+            window.growth_tracker = self.guard.run("scaler", take, scaler._growth_tracker, self.at_once)
+        self._update_ended(("scaler", frozenset(id(optimizer) for optimizer in window.optimizers)))
+
+    # -- clipping -------------------------------------------------------------------------------------------------
+    def clip_limit(self, max_norm: Any) -> Any:
+        """The maximum that clipping is to use: the operator's if there is one, else the script's own."""
+        if self.clip_norm is None or not self.live:
+            return max_norm
+        scaler = self.active_scaler() if self._gradients_are_scaled() else None
+        if scaler is not None and scaler._scale is not None:
+            return scaler._scale * self.clip_norm
+        return self.clip_norm
+
+    def clipped(self, parameters: Any, max_norm: Any, norm_type: Any, total: Any) -> None:
+        if self.live:
+            self.guard.run("clipping", self._note_clip, parameters, max_norm, norm_type, total)
+
+    def _note_clip(self, parameters: Any, max_norm: Any, norm_type: Any, total: Any) -> None:
+        if float(norm_type) != 2.0 or not isinstance(total, torch.Tensor) or hasattr(total, "_local_tensor"):
+            return
+        scale = None
+        if self._gradients_are_scaled():
+            scaler = self.active_scaler()
+            scale = None if scaler is None else self._scale_now(scaler)
+            if scale is not None:
+                text = "the script clips gradients that still carry the loss scale: call scaler.unscale_(optimizer) first"
+                self._once("scaled_clip", text, "clipping")
+        limit = take(max_norm, self.at_once) if isinstance(max_norm, torch.Tensor) else float(max_norm)
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        ids = frozenset(map(id, listed))
+        self.window.clips.append(Clip(take(total, self.at_once), limit, scale, ids))
+
+    def _gradients_are_scaled(self) -> bool:
+        return self._scaled_untracked and not self.window.unscaled
+
+    # -- gradient norm and learning rate --------------------------------------------------------------------------
+    def _note_norm(self, optimizer: Any, scale: Reading | None) -> None:
+        window = self.window
+        covered: frozenset[int] = frozenset()
+        for clip in window.clips:
+            # Clipping has already measured these; after it the gradients are the clipped ones.
+            if not clip.parameters & covered:
+                covered |= clip.parameters
+        own = frozenset(id(p) for group in optimizer.param_groups for p in group["params"]) if covered else covered
+        if covered & own:
+            for clip in window.clips:
+                if clip.parameters & own:
+                    window.norms.append(Norm([clip.norm], clip.scale))
+        grads = norms.gradients(optimizer, covered)
+        if not grads:
+            return
+        parts = norms.l2(grads, self.at_once, careful=self.careful > 0)
+        if parts:
+            window.norms.append(Norm(parts, scale))
+        else:
+            window.norm_unknown = True
+
+    def _note_lr(self, optimizer: Any) -> None:
+        lr = optimizer.param_groups[0].get("lr")
+        if isinstance(lr, torch.Tensor):
+            lr = take(lr, self.at_once)
+        if lr is not None:
+            self.window.lr = lr * self.lr_factor if not self._saved_lr else lr
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+    def optimizer_made(self, optimizer: Any, _args: Any) -> None:
+        self.guard.run("boundary", self.optimizers.add, optimizer)
+
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.live or _capturing():
+            return
+        self._stepping.append((optimizer, _closure(args, kwargs) is not None))
+        self._inner_done = False
+        if not self._scaler_depth:
+            if not self._stepping[-1][1]:
+                self.guard.run("gradients", self._note_norm, optimizer, None)
+            self.guard.run("lr", self._note_lr, optimizer)
+        if self.clip_norm is not None and not self.window.clips and not self._stepping[-1][1]:
+            self.guard.run("clipping", self._clip_ourselves, optimizer)
+        if self.lr_factor != 1.0 or self._saved_lr:
+            self.guard.run("lr", self._scale_lr, optimizer)
+
+    def after_optimizer_step(self, optimizer: Any) -> None:
+        if not self.live or not self._stepping:
+            return
+        while self._stepping:
+            current, with_closure = self._stepping.pop()
+            if current is optimizer:
+                break
+        if self._saved_lr:
+            self.guard.run("lr", self._restore_lr)
+        if self._inner_done or self._scaler_depth:
+            # A wrapper around an optimizer that has just been counted, or a scaler's step, which ends with its update.
+            return
+        self._inner_done = bool(self._stepping)
+        if with_closure:
+            self.guard.run("gradients", self._note_norm, optimizer, None)
+        self.window.optimizers.append(optimizer)
+        if self.window.scaler_used:
+            return
+        self._update_ended(("optimizer", id(optimizer)))
+
+    def _scale_lr(self, optimizer: Any) -> None:
+        self._restore_lr()
+        if self.lr_factor == 1.0:
+            return
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                ours = group["lr"] * self.lr_factor
+                self._saved_lr.append((group, group["lr"], ours))
+                group["lr"] = ours
+
+    def _restore_lr(self) -> None:
+        for group, scripts, ours in self._saved_lr:
+            if group.get("lr") is ours:
+                group["lr"] = scripts
+        self._saved_lr.clear()
+
+    def _clip_ourselves(self, optimizer: Any) -> None:
+        """Clip for a script that doesn't, at the operator's wish; a norm that is not finite leaves gradients alone."""
+        grads = [grad for grad in norms.gradients(optimizer) if not grad.is_sparse]
+        if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):
+            return
+        total = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()).to(grads[0].device) for g in grads]))
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer's gradients are still scaled
+        limit = self.clip_norm if scale is None else scale.to(total.device) * self.clip_norm
+        coefficient = torch.clamp(limit / (total + 1e-6), max=1.0)
+        coefficient = torch.where(torch.isfinite(total), coefficient, torch.ones_like(coefficient))
+        for grad in grads:
+            grad.detach().mul_(coefficient.to(grad.device, grad.dtype))
+        shown = take(limit, self.at_once) if isinstance(limit, torch.Tensor) else float(limit or 0.0)
+        self.window.clips.append(Clip(take(total, self.at_once), shown, None, frozenset()))
+
+    # -- end of a step --------------------------------------------------------------------------------------------
+    def before_zero_grad(self, owner: Any) -> None:
+        """For scripts that update parameters by hand, or whose optimizer step is compiled whole."""
+        if not self.live or self._backward_depth or self._stepping or self.explicit or not self.window.micro_batches:
+            return
+        if not self.optimizers or self.backwards_without_step > ZERO_GRAD_PATIENCE:
+            self.guard.run("gradients", self._note_norm_by_hand, owner)
+            self._finish_step(keep_count=True)
+
+    def explicit_step(self, loss: Any = None) -> None:
+        """The script's own boundary (``run.step``)."""
+        first = not self.explicit
+        self.explicit = True
+        window = self.window
+        if first and not window.micro_batches and not window.optimizers:
+            return  # the hooks have just ended this very step
+        if loss is not None:
+            value = take(loss, self.at_once) if isinstance(loss, torch.Tensor) else float(loss)
+            window.losses = [(value, None)]
+        self._finish_step()
+
+    def _update_ended(self, key: tuple[str, Any]) -> None:
+        if self.explicit:
+            return
+        closes = self.guard.run("boundary", self._cycle.closes, key)
+        if closes:
+            self._finish_step()
+
+    def _finish_step(self, keep_count: bool = False) -> None:
+        if not keep_count:
+            self.backwards_without_step = 0
+        self._at_boundary()
+        self.window = StepWindow()
+        self._scaled.clear()
+        self._scaled_untracked = False
+        if self.careful:
+            self.careful -= 1
+
+    def _note_norm_by_hand(self, owner: Any) -> None:
+        window = self.window
+        window.norms = [Norm([clip.norm], clip.scale) for clip in window.clips[:1]]
+        if not window.norms and isinstance(owner, torch.nn.Module):
+            grads = [parameter.grad for parameter in owner.parameters() if parameter.grad is not None]
+            parts = norms.l2(grads, self.at_once, careful=self.careful > 0) if grads else []
+            window.norms = [Norm(parts)] if parts else []
+
+    # -- data -----------------------------------------------------------------------------------------------------
+    def scheduler_made(self, scheduler: Any, _args: Any) -> None:
+        self.guard.run("boundary", self.schedulers.add, scheduler)
+
+    def iterator_made(self, iterator: Any, args: Any) -> None:
+        if self.live and args:
+            self.guard.run("data", self._iterator_made, iterator, args[0])
+
+    def _iterator_made(self, iterator: Any, loader: Any) -> None:
+        # The loader's identity counts epochs: a new iterator of the same loader is a new epoch.
+        try:
+            length: int | None = len(loader)
+        except (TypeError, NotImplementedError):
+            length = None
+        epochs = self._epochs.get(id(loader), 0) + 1
+        self._epochs[id(loader)] = epochs
+        iterator._fp8console = [0, length, epochs]
+
+    def batch_asked(self) -> float:
+        return time.perf_counter()
+
+    def batch_given(self, iterator: Any, started: float) -> None:
+        if not self.live:
+            return
+        self.window.data_wait += time.perf_counter() - started
+        self.guard.run("data", self._batch_given, iterator)
+
+    def _batch_given(self, iterator: Any) -> None:
+        about = getattr(iterator, "_fp8console", None)
+        if about is not None:
+            about[0] += 1
+            self._iterator = weakref.ref(iterator)
+
+    def _follow_iterator(self) -> None:
+        # The loader that gave a batch last before a backward is the training's; evaluation runs no backward.
+        iterator = self._iterator() if self._iterator is not None else None
+        about = getattr(iterator, "_fp8console", None)
+        if about is not None:
+            self.position = (about[0], about[1], about[2])
+
+    def _once(self, key: str, text: str, part: str) -> None:
+        if key not in self._noticed:
+            self._noticed.add(key)
+            self._notice(text, part)
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("closure") if len(args) < 2 else args[1]
+
+
+def _capturing() -> bool:
+    # While a CUDA graph is captured, every op of ours would be replayed with it.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,70 @@
+"""Step records on their way to the file: queued by the training thread, written by the link's thread."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+from fp8console.protocol import records
+
+#: Records kept while the disk does not take them: at 130 bytes each, 26 MB. Older ones are lost then, and counted.
+QUEUE = 200_000
+
+
+class Recorder:
+    """Appends fixed-width records to one file. Never leaves a torn record in the middle of it."""
+
+    def __init__(self, path: Path, **about: object) -> None:
+        self.lost = 0
+        self.problem: str | None = None
+        self.last_step = 0
+        self._queue: deque[bytes] = deque()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = self._whole_size(os.fstat(self._fd).st_size)
+        if self._size == 0:
+            os.pwrite(self._fd, records.header(**about), 0)
+            self._size = records.HEADER_BYTES
+
+    def _whole_size(self, size: int) -> int:
+        """The file's size without a torn record; 0 for a new file. A foreign layout raises ValueError."""
+        if size < records.HEADER_BYTES:
+            os.ftruncate(self._fd, 0)
+            return 0
+        head = records.parse_header(os.pread(self._fd, records.HEADER_BYTES, 0))
+        width = records.STEP_STRUCT.size
+        if head["record_bytes"] != width or [f[0] for f in head["fields"]] != [f.name for f in records.STEP_FIELDS]:
+            raise ValueError("the record file was written by another version of fp8console")
+        whole = size - (size - records.HEADER_BYTES) % width
+        if whole > records.HEADER_BYTES:
+            # A restarted rank goes on counting where the earlier one ended.
+            last = records.unpack_step(os.pread(self._fd, width, whole - width))["step"]
+            self.last_step = int(last or 0)
+        return whole
+
+    def add(self, record: bytes) -> None:
+        """Queue one record; never waits."""
+        if len(self._queue) >= QUEUE:
+            self._queue.popleft()
+            self.lost += 1
+        self._queue.append(record)
+
+    def flush(self) -> None:
+        """Write what is queued. A full or broken disk sets ``problem`` and keeps the queue for the next try."""
+        while self._queue:
+            count = min(len(self._queue), 4096)
+            chunk = b"".join(self._queue[i] for i in range(count))
+            try:
+                written = os.pwrite(self._fd, chunk, self._size)
+            except OSError as error:
+                self.problem = str(error.strerror)
+                return
+            whole = written // records.STEP_STRUCT.size
+            self._size += whole * records.STEP_STRUCT.size
+            for _ in range(whole):
+                self._queue.popleft()
+            if written != len(chunk):
+                self.problem = "short write"
+                os.ftruncate(self._fd, self._size)
+                return
+            self.problem = None

@@ -1,0 +1,171 @@
+"""Snapshots and checkpoints of one rank: when they are taken, which there are, and going back to one."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fp8console.probe import state
+from fp8console.probe.checkpoints import CheckpointError, CheckpointStore
+from fp8console.probe.guard import Guard
+from fp8console.probe.observer import Observer
+from fp8console.probe.snapshots import Snapshot, SnapshotRing, live_digest
+from fp8console.protocol.settings import Settings
+
+#: Steps between snapshots before the supervisor has worked out a cadence from their measured cost.
+FIRST_CADENCE = 100
+
+
+class RestorePoints:
+    """Owns the roots, the ring and the store of one rank."""
+
+    def __init__(self, probe: Any, settings: Settings, folder: Path, rank: int) -> None:
+        self.cadence = FIRST_CADENCE if settings.snapshot_budget > 0 else 0
+        self.cost: tuple[float, int] | None = None  # (seconds, bytes) of the last snapshot
+        self._cadence_from = 1
+        self._probe = probe
+        self._guard: Guard = probe.guard
+        self._event: Callable[..., None] = probe.event
+        self._roots: state.Roots | None = None
+        self._known: set[int] = set()
+        memory = settings.snapshot_memory_gib
+        limit = int(memory * 2**30) if memory is not None else available_memory() // 4
+        self.ring = SnapshotRing(settings.snapshot_count, limit, self._ring_event)
+        self.store = CheckpointStore(folder, rank, settings.checkpoints_kept, self._store_event)
+
+    # -- taking ---------------------------------------------------------------------------------------------------
+    def due(self, step: int) -> bool:
+        return self.cadence > 0 and (step - self._cadence_from) % self.cadence == 0
+
+    def set_cadence(self, every: int, step: int) -> None:
+        """A snapshot each ``every`` steps from ``step`` on; 0 for none."""
+        self.cadence, self._cadence_from = every, step
+
+    def snapshot(self, step: int, about: dict[str, Any]) -> Snapshot | None:
+        """Take a snapshot into the ring; None when it is switched off."""
+        if not self._guard.on("snapshots"):
+            return None
+        started = time.perf_counter()
+        try:
+            point = self.ring.take(self.roots(), step, about)
+        except MemoryError as error:
+            self._guard.fail("snapshots", error)
+            return None
+        except Exception as error:
+            self._guard.fail("snapshots", error)
+            return None
+        self.cost = (time.perf_counter() - started, point.bytes)
+        return point
+
+    def checkpoint(self, step: int, about: dict[str, Any], tag: str | None, done: Callable[[dict[str, Any]], None]) -> None:
+        """Copy the state now and write it to disk behind the training's back; ``done`` hears of the end."""
+        point = self.ring.find(step) or self.ring.take(self.roots(), step, about, keep=False)
+        self.store.save(point, tag, done)
+
+    def roots(self) -> state.Roots:
+        """What the training's state hangs on; searched anew only when an optimizer, scheduler or scaler is new."""
+        observer: Observer = self._probe.observer
+        registered = self._probe.registered
+        optimizers, schedulers = list(observer.optimizers), list(observer.schedulers)
+        scalers = [scaler for scaler in observer.scalers if getattr(scaler, "_scale", None) is not None]
+        models = [model for ref in self._probe.models if (model := ref()) is not None]
+        known = {id(item) for item in (*optimizers, *schedulers, *scalers, *registered.values(), *models)}
+        if self._roots is None or not known <= self._known:
+            self._known = known
+            found = state.find_modules()
+            found += [ref for ref in self._probe.models if not any(ref() is have() for have in found)]
+            self._roots = state.Roots(
+                modules=found,
+                optimizers=[weakref.ref(item) for item in sorted(optimizers, key=_order)],
+                scalers=[weakref.ref(item) for item in scalers],
+                schedulers=[weakref.ref(item) for item in schedulers],
+                registered=dict(registered),
+            )
+        return self._roots
+
+    # -- going back -----------------------------------------------------------------------------------------------
+    def missing(self, step: int) -> str | None:
+        """Why there is no going back to ``step``, or None when there is."""
+        if self.ring.find(step) is not None or any(found == step for found, _ in self.store.list()):
+            return None
+        steps = sorted({point.step for point in self.ring.points} | {found for found, _ in self.store.list()})
+        listed = ", ".join(f"{have:,}" for have in steps[-8:]) or "none yet"
+        return f"no restore point at step {step:,}; there are: {listed}"
+
+    def roll_back(self, step: int) -> dict[str, Any]:
+        """Put the state of ``step`` back in place and compare digests. Raises CheckpointError, changing nothing."""
+        point = self.ring.find(step)
+        where = "memory"
+        if point is not None:
+            wanted = point.compute_digest()
+        else:
+            where = "disk"
+            tree, tensors, manifest = self.store.load(step)
+            roots = self.roots()
+            if len(tree["modules"]) > len(roots.modules) or len(tree["optimizers"]) > len(roots.optimizers):
+                raise CheckpointError(f"the checkpoint of step {step:,} does not fit this training's modules and optimizers")
+            wanted = str(manifest["digest"])
+            point = Snapshot(step, roots, tree, tensors, dict(manifest["point"]), 0, 0.0, digest=wanted)
+        point.wait()
+        state.restore(point.roots, point.tree, point.host)
+        found = live_digest(point)
+        return {"where": where, "digest": found, "digests_equal": found == wanted, "point": point.about,
+            "registered": sorted(point.tree["registered"])}
+
+    def forget_after(self, step: int) -> None:
+        self.ring.forget_after(step)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+    def _ring_event(self, what: str, point: Snapshot, reason: str) -> None:
+        if what == "dropped":
+            self._event("point_dropped", "", None, point_step=point.step, where="memory", reason=reason)
+            return
+        if point not in self.ring.points:
+            return
+        verified = point.digest is not None
+        about = {**point.about, "bytes": point.bytes, "seconds": point.seconds, "verified": verified, "kind": "snapshot"}
+        self._event("snapshot", f"snapshot{', verified' if verified else ''}", point.step, point=about, digest=point.digest)
+
+    def _store_event(self, what: str, details: dict[str, Any]) -> None:
+        step = details["step"]
+        if what == "saved":
+            about = {**details, "kind": "checkpoint", "verified": True}
+            tag = f" {details['tag']!r}" if details.get("tag") else ""
+            self._event("checkpoint", f"checkpoint{tag} written, verified", step, point=about, path=details["path"])
+        elif what == "failed":
+            self._event("fault", f"checkpoint of step {step:,} failed: {details['reason']}", step, part="checkpoints")
+        else:
+            self._event("point_dropped", "", None, point_step=step, where="disk", reason=details["reason"])
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can be had without swapping, by /proc/meminfo, and the control group's limit if lower."""
+    available = 4 * 2**30
+    try:
+        with open("/proc/meminfo") as file:
+            values = dict(line.split(":", 1) for line in file)
+        available = int(values["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            available = min(available, int(limit.read()) - int(used.read()))
+    except (OSError, ValueError):
+        pass  # no limit ("max") or no control groups
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(0, available) // max(1, int(local) if local.isdigit() else 1)
+
+
+def _order(optimizer: Any) -> tuple[int, str]:
+    return (len(optimizer.param_groups), type(optimizer).__name__)
+
+
+def mean_of_finite(values: list[float]) -> float | None:
+    """The mean of the finite values, or None when there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None

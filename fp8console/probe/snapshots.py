@@ -1,0 +1,168 @@
+"""Restore points in host memory: a ring of copies of the training's state, taken at step boundaries.
+
+On a device the copies are queued on the training's own stream into pinned memory, ordered before the next update, so
+the training thread doesn't wait for them. A worker thread takes the digest once a copy is complete.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fp8console.probe import state
+from fp8console.probe.digest import digest
+
+
+@dataclass
+class Snapshot:
+    """One captured state on the host. ``about`` holds the point's figures (events.POINT_FIELDS)."""
+
+    step: int
+    roots: state.Roots
+    tree: dict[str, Any]
+    host: list[torch.Tensor]
+    about: dict[str, Any]
+    bytes: int
+    seconds: float
+    copied: list[Any] = field(default_factory=list)  # device events that mark the end of the copies
+    digest: str | None = None
+    ready: threading.Event = field(default_factory=threading.Event)
+    pinned_down: bool = False  # being written to disk: not to be recycled
+
+    def wait(self) -> None:
+        """Wait until the copies from the device are complete."""
+        for event in self.copied:
+            event.synchronize()
+
+    def compute_digest(self) -> str:
+        """The digest of the captured state; taken once."""
+        self.wait()
+        if self.digest is None:
+            self.digest = digest(self.host, state.plain_part(self.tree))
+        return self.digest
+
+
+def live_digest(snapshot: Snapshot) -> str:
+    """The digest of the training's state as it is now, over what the snapshot covers."""
+    tree, tensors = state.capture(snapshot.roots)
+    return digest(tensors, state.plain_part(tree, like=snapshot.tree))
+
+
+def choose_victim(steps: list[int]) -> int:
+    """Which of a full ring's restore points (ascending steps) makes room: its index.
+
+    The newest two and the oldest stay; of the others goes the one whose gap, once merged, is smallest for its age. So
+    points lie close together near the present and ever further apart back in time.
+    """
+    newest = steps[-1]
+    candidates = range(1, len(steps) - 2)
+    if not candidates:
+        return 0
+    return min(candidates, key=lambda i: ((steps[i + 1] - steps[i - 1]) / (newest - steps[i] + 1), i))
+
+
+class SnapshotRing:
+    """The snapshots of this rank. Used by the training thread; digests come from one worker thread."""
+
+    def __init__(self, count: int, memory_bytes: int, on_event: Callable[[str, Snapshot, str], None]) -> None:
+        self.count = count
+        self.memory_bytes = memory_bytes
+        self.points: list[Snapshot] = []
+        self._on_event = on_event  # ("ready" | "dropped", snapshot, reason)
+        self._spare: list[torch.Tensor] = []
+        self._queue: list[Snapshot] = []
+        self._condition = threading.Condition()
+        self._worker: threading.Thread | None = None
+
+    def find(self, step: int) -> Snapshot | None:
+        return next((point for point in self.points if point.step == step), None)
+
+    def take(self, roots: state.Roots, step: int, about: dict[str, Any], keep: bool = True) -> Snapshot:
+        """Copy the present state. ``keep`` False: for a checkpoint only, outside the ring and its limits.
+
+        Raises MemoryError, with nothing changed, when one snapshot alone is over the memory limit.
+        """
+        started = time.perf_counter()
+        tree, tensors = state.capture(roots)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if keep:
+            self._make_room(size)
+        host, events = copy_to_host(tensors, self._spare if keep else [])
+        self._spare = []
+        seconds = time.perf_counter() - started
+        snapshot = Snapshot(step, roots, tree, host, about, size, seconds, events)
+        if keep:
+            self.points.append(snapshot)
+        self._digest_later(snapshot)
+        return snapshot
+
+    def forget_after(self, step: int) -> None:
+        """Drop the snapshots of an abandoned stretch: those after ``step``."""
+        for point in [point for point in self.points if point.step > step]:
+            self._drop(point, "abandoned by a rollback")
+
+    def _make_room(self, size: int) -> None:
+        if size > self.memory_bytes:
+            raise MemoryError(
+                f"one snapshot takes {size / 2**30:.2f} GiB, over the limit of {self.memory_bytes / 2**30:.2f} GiB "
+                "(--snapshot-memory raises it)"
+            )
+        limit = max(1, min(self.count, self.memory_bytes // max(size, 1)))
+        while len(self.points) >= limit:
+            steps = [point.step for point in self.points]
+            victim = self.points[choose_victim(steps)]
+            self._drop(victim, "made room")
+            if not victim.pinned_down:
+                self._spare = victim.host
+
+    def _drop(self, point: Snapshot, reason: str) -> None:
+        self.points.remove(point)
+        self._on_event("dropped", point, reason)
+
+    def _digest_later(self, snapshot: Snapshot) -> None:
+        with self._condition:
+            self._queue.append(snapshot)
+            self._condition.notify()
+        if self._worker is None or not self._worker.is_alive():
+            self._worker = threading.Thread(target=self._work, name="fp8console-digest", daemon=True)
+            self._worker.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: bool(self._queue))
+                snapshot = self._queue.pop(0)
+            try:
+                snapshot.compute_digest()
+            except Exception:
+                snapshot.digest = None
+            snapshot.ready.set()
+            self._on_event("ready", snapshot, "")
+
+
+def copy_to_host(tensors: list[torch.Tensor], spare: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Any]]:
+    """Copies of the tensors on the host, into ``spare`` ones that fit, and the device events that mark their end."""
+    fits = len(spare) == len(tensors) and all(
+        have.shape == want.shape and have.dtype == want.dtype for have, want in zip(spare, tensors)
+    )
+    host = []
+    devices = set()
+    with torch.no_grad():
+        for index, tensor in enumerate(tensors):
+            on_cuda = tensor.device.type == "cuda"
+            target = spare[index] if fits else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_cuda)
+            target.copy_(tensor, non_blocking=on_cuda)
+            host.append(target)
+            if on_cuda:
+                devices.add(tensor.device)
+    events = []
+    for device in devices:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        events.append(event)
+    return host, events

@@ -1,0 +1,138 @@
+"""What is gathered between two step boundaries, and how it becomes one step record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp8console.probe.norms import hypot
+from fp8console.probe.readback import Reading
+from fp8console.protocol.records import FLAGS
+
+
+@dataclass
+class Norm:
+    """Gradient norms of one optimizer's step: readings whose hypot is its L2 norm, times the loss scale if ``scaled``."""
+
+    parts: list[Reading]
+    scale: Reading | None = None
+
+
+@dataclass
+class Clip:
+    """One call of ``clip_grad_norm_``: the norm it saw, the maximum it was given, the scale if gradients still had it."""
+
+    norm: Reading
+    max_norm: Reading
+    scale: Reading | None
+    parameters: frozenset[int]
+
+
+@dataclass
+class StepWindow:
+    """The readings of the step under way. A reading is a float, or a 0-d tensor that still has to travel to the host."""
+
+    losses: list[tuple[Reading, Reading | None]] = field(default_factory=list)  # (loss, scale to divide by)
+    micro_batches: int = 0
+    norms: list[Norm] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    found_inf: list[Reading] = field(default_factory=list)
+    scale: Reading | None = None
+    growth_tracker: Reading | None = None
+    lr: Reading | None = None
+    scaler_used: bool = False
+    unscaled: bool = False
+    norm_unknown: bool = False
+    data_wait: float = 0.0
+    optimizers: list[Any] = field(default_factory=list)  # those that stepped, in order
+
+    def to_readings(self) -> list[Reading]:
+        """All readings in the order in which ``record_values`` takes their numbers back."""
+        flat: list[Reading] = []
+        for loss, scale in self.losses:
+            flat += [loss, 1.0 if scale is None else scale]
+        for norm in self.norms:
+            flat += [*norm.parts, 1.0 if norm.scale is None else norm.scale]
+        for clip in self.clips:
+            flat += [clip.norm, clip.max_norm, 1.0 if clip.scale is None else clip.scale]
+        flat += self.found_inf
+        flat += [reading for reading in (self.scale, self.growth_tracker, self.lr) if reading is not None]
+        return flat
+
+
+@dataclass(frozen=True)
+class HostValues:
+    """The part of a record that is known on the host at the boundary."""
+
+    step: int
+    time: float
+    duration: float | None
+    device_memory: int | None
+    batch: int | None
+    epoch_batches: int | None
+    epoch: int | None
+    flags: int
+
+
+def record_values(window: StepWindow, host: HostValues, numbers: list[float]) -> tuple[dict[str, Any], int]:
+    """The values and flags of one record from a window's numbers; unknown ones are None.
+
+    loss: mean over micro-batches. grad_norm: hypot over optimizers of (scaled norm / scale). clip_coef: the smallest
+    ``min(1, max_norm / (norm + 1e-6))`` over the calls, torch.nn.utils.clip_grad_norm_'s own formula.
+    """
+    stream = iter(numbers)
+    losses = [_divide(next(stream), next(stream)) for _ in window.losses]
+    norms = []
+    for norm in window.norms:
+        total = hypot([next(stream) for _ in norm.parts])
+        norms.append(_divide(total, next(stream)))
+    coefficients = [_clip_coefficient(next(stream), next(stream), next(stream)) for _ in window.clips]
+    found_inf = any(next(stream) > 0 for _ in window.found_inf)
+    scale = next(stream) if window.scale is not None else None
+    tracker = next(stream) if window.growth_tracker is not None else None
+    lr = next(stream) if window.lr is not None else None
+
+    loss = _mean(losses) if losses else None
+    grad_norm = hypot(norms) if norms and not window.norm_unknown else None
+    clip_coef = min(coefficients) if coefficients and not any(math.isnan(c) for c in coefficients) else None
+    flags = host.flags
+    flags |= FLAGS["skipped"] if found_inf else 0
+    flags |= FLAGS["loss_nonfinite"] if loss is not None and not math.isfinite(loss) else 0
+    flags |= FLAGS["grad_nonfinite"] if grad_norm is not None and not math.isfinite(grad_norm) else 0
+    flags |= FLAGS["clipped"] if clip_coef is not None and clip_coef < 1 else 0
+    flags |= FLAGS["scaled_clip"] if any(clip.scale is not None for clip in window.clips) else 0
+    values = {
+        "step": host.step,
+        "time": host.time,
+        "duration": host.duration,
+        "loss": loss,
+        "grad_norm": grad_norm,
+        "clip_coef": clip_coef,
+        "lr": lr,
+        "scale": scale,
+        "growth_tracker": tracker,
+        "micro_batches": window.micro_batches,
+        "data_wait": window.data_wait,
+        "device_memory": host.device_memory,
+        "batch": host.batch,
+        "epoch_batches": host.epoch_batches,
+        "epoch": host.epoch,
+    }
+    return values, flags
+
+
+def _divide(value: float, by: float) -> float:
+    # A scale of 0 or inf leaves nothing to recover the value from.
+    return value / by if by else math.nan
+
+
+def _mean(values: list[float]) -> float:
+    # math.fsum raises on a sum of opposite infinities, and plain sum gives the NaN that is true there.
+    return sum(values) / len(values)
+
+
+def _clip_coefficient(norm: float, max_norm: float, scale: float) -> float:
+    if not math.isfinite(norm):
+        return math.nan
+    return min(1.0, max_norm / (norm + 1e-6)) if scale == scale else math.nan

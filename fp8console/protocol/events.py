@@ -1,0 +1,88 @@
+"""Events: one JSON object a line, append-only, one file a writer.
+
+Every event has ``time`` (seconds since the epoch), ``kind``, ``step`` (None when none applies) and ``text`` (one line
+for people), and the fields that its kind lists here. Numbers that are not finite go by name (numbers.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time as clock
+from pathlib import Path
+from typing import Any
+
+from fp8console.protocol.numbers import dumps
+
+#: kind -> what it says, and its own fields.
+KINDS: dict[str, str] = {
+    # supervisor
+    "launched": "the training process was started: pid, command",
+    "rank_joined": "a rank's probe said hello: rank, world_size, pid, torch, device",
+    "rank_left": "a rank's connection ended: rank",
+    "asked": "an operator gave a command: id, command (dict), by",
+    "applied": "every rank applied it at `step`: id, command, detail",
+    "refused": "it was not applied: id, command, reason",
+    "stopping": "the training was told to end: how",
+    "ended": "the training process ended: exit_status, signal (name or None), error (last line of a traceback or None)",
+    "notice": "something worth knowing that is not a fault: part",
+    "fault": "something of ours does not work and was switched off: part, reason",
+    # probe
+    "scaler": "an enabled GradScaler was found or changed: class_name, scale, growth_factor, backoff_factor, "
+    "growth_interval, floor, cap",
+    "settings": "settings in effect by the operator's wish: lr_scale, clip_norm, floor, cap",
+    "skipped": "the first skipped step of an episode: scale (that overflowed)",
+    "nonfinite": "the first step of an episode with a non-finite loss or gradient norm: what ('loss' | 'grad_norm'), "
+    "value",
+    "recovered": "an episode ended: of ('skipped' | 'loss' | 'grad_norm'), since, count",
+    "snapshot": "a restore point in memory: point (see POINT_FIELDS)",
+    "checkpoint": "a restore point on disk: point (see POINT_FIELDS)",
+    "verified": "a restore point was verified by digest: point_step, where, ok, digest",
+    "point_dropped": "a restore point is gone: point_step, where ('memory' | 'disk'), reason",
+    "paused": "the training holds at `step`",
+    "resumed": "the training goes on after `step`: held (seconds)",
+    "rolled_back": "state was put back: to, where, before {step,loss,scale,lr}, after {...}, digest, digests_equal, "
+    "data_rewound (bool), lr_scale, scale",
+}
+
+#: A restore point. ``kind``: 'snapshot' (memory) or 'checkpoint' (disk). ``loss`` is the mean of the last steps' loss.
+POINT_FIELDS = (
+    *("step", "kind", "tag", "time", "loss", "grad_norm", "scale", "lr"),
+    *("bytes", "seconds", "verified", "healthy"),
+)
+
+
+def make(kind: str, text: str, step: int | None = None, **fields: Any) -> dict[str, Any]:
+    """An event of this moment. Raises KeyError for a kind that KINDS does not list."""
+    KINDS[kind]
+    return {"time": clock.time(), "kind": kind, "step": step, "text": text, **fields}
+
+
+class EventWriter:
+    """Appends events to one file; the first failure switches it off (``failed`` says why) and nothing is raised."""
+
+    def __init__(self, path: Path) -> None:
+        self.failed: str | None = None
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self.failed = f"{path}: {error.strerror}"
+
+    def write(self, event: dict[str, Any]) -> None:
+        """One line, in one write, so that a kill can tear at most the last line of the file."""
+        if self.failed is None:
+            try:
+                os.write(self._fd, dumps(event).encode() + b"\n")
+            except OSError as error:
+                self.failed = str(error.strerror)
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The event of one line, or None for a torn or foreign one."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or "time" not in event:
+        return None
+    return event

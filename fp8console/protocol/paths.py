@@ -1,0 +1,59 @@
+"""Where things are: the run directory's files, the folder of runs, sockets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+RUN = "run.json"
+OUTPUT = "output.log"
+HARDWARE = "hardware.jsonl"
+SUPERVISOR_EVENTS = "events.jsonl"
+CHECKPOINTS = "checkpoints"
+SITE = "site"
+
+# Environment of the training process.
+ENV_RUN_DIR = "FP8CONSOLE_RUN_DIR"
+ENV_LINK = "FP8CONSOLE_LINK"
+ENV_SITE = "FP8CONSOLE_SITE"
+
+
+def steps_file(run_dir: Path, rank: int) -> Path:
+    """Step records of one rank."""
+    return run_dir / f"steps.{rank}.rec"
+
+
+def events_file(run_dir: Path, rank: int | None = None) -> Path:
+    """Events of one rank's probe, or of the supervisor when ``rank`` is None."""
+    return run_dir / (SUPERVISOR_EVENTS if rank is None else f"events.{rank}.jsonl")
+
+
+def state_root() -> Path:
+    """The default folder of runs: ``$XDG_STATE_HOME/fp8console/runs``; not created here."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "fp8console" / "runs"
+
+
+def fallback_root() -> Path:
+    """The folder of runs when the default one can't be written: one in the temporary folder, by user."""
+    return _temporary() / "runs"
+
+
+def socket_path(run_dir: Path) -> Path:
+    """The supervisor's socket for a run: short (a socket path holds about 100 bytes) and in a folder of this user's.
+
+    The name comes from the run directory's real path, so two runs with one id in two folders do not meet.
+    """
+    import hashlib
+
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(run_dir))).hexdigest()[:16]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and len(runtime) < 60 and os.access(runtime, os.W_OK):
+        return Path(runtime) / "fp8console" / f"{digest}.sock"
+    return _temporary() / "sockets" / f"{digest}.sock"
+
+
+def _temporary() -> Path:
+    import tempfile  # with hashlib above, a fifth of what a plain command takes to start
+
+    return Path(tempfile.gettempdir()) / f"fp8console-{os.getuid()}"

@@ -1,0 +1,128 @@
+"""Fixed-width binary records, one a step, behind a JSON header that states their layout.
+
+File: one header line of JSON, padded with spaces to ``HEADER_BYTES`` and ended by a newline, then little-endian
+records of equal size. A torn last record (file size not a whole number of records) is ignored by readers. Readers
+take the layout from the header, never from this module, so that old runs stay readable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+HEADER_BYTES = 2048
+MAGIC = "fp8console-records"
+
+#: struct codes a layout may use, all little-endian; numpy spells them "<" + the same letter's type.
+NUMPY_CODES = {"q": "<i8", "i": "<i4", "I": "<u4", "d": "<f8"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a record: its name, struct code, unit and meaning."""
+
+    name: str
+    code: str
+    unit: str
+    meaning: str
+
+
+STEP_FIELDS: tuple[Field, ...] = (
+    Field("step", "q", "steps", "attempt of the optimizer to update, counted from 1; never goes back"),
+    Field("time", "d", "s", "wall clock at the boundary, seconds since the epoch"),
+    Field("duration", "d", "s", "since the previous boundary, pauses and the probe's own restores left out"),
+    Field("loss", "d", "", "mean over the micro-batches of the loss as backpropagated, unscaled"),
+    Field("grad_norm", "d", "", "global L2 norm of the gradients, unscaled, before clipping"),
+    Field("clip_coef", "d", "", "factor that clipping applied to the gradients, 1 when it left them alone"),
+    Field("lr", "d", "", "learning rate in effect in the first parameter group of the last optimizer"),
+    Field("scale", "d", "", "loss scale that this step's backward used"),
+    Field("growth_tracker", "i", "steps", "clean steps since the scale last changed, after the scaler's update"),
+    Field("micro_batches", "i", "", "backward passes in this step"),
+    Field("data_wait", "d", "s", "time the training thread waited for the DataLoader in this step"),
+    Field("device_memory", "q", "bytes", "allocated on the training's device at the last sample"),
+    Field("batch", "i", "batches", "batches that the DataLoader's iterator has given out"),
+    Field("epoch_batches", "i", "batches", "the DataLoader's length"),
+    Field("epoch", "i", "", "epochs begun by the training's DataLoader, counted from 1"),
+    Field("flags", "I", "", "bits of FLAGS"),
+    Field("known", "I", "", "bit i is set when field i of this layout holds a measured value"),
+)
+
+FLAGS: dict[str, int] = {
+    "skipped": 1 << 0,  # the scaler refused the step (found_inf)
+    "loss_nonfinite": 1 << 1,
+    "grad_nonfinite": 1 << 2,
+    "clipped": 1 << 3,
+    "restored": 1 << 4,  # the first step after a rollback
+    "scaled_clip": 1 << 5,  # the script clipped gradients that were still scaled
+    "paused": 1 << 6,  # the training was held at this boundary
+}
+
+
+def _struct(fields: tuple[Field, ...]) -> struct.Struct:
+    return struct.Struct("<" + "".join(field.code for field in fields))
+
+
+STEP_STRUCT = _struct(STEP_FIELDS)
+_STEP_INDEX = {field.name: index for index, field in enumerate(STEP_FIELDS)}
+
+
+def header(fields: tuple[Field, ...] = STEP_FIELDS, **about: Any) -> bytes:
+    """The header of a record file: ``HEADER_BYTES`` bytes. Raises ValueError if ``about`` makes it too long."""
+    text = json.dumps(
+        {
+            "magic": MAGIC,
+            "version": 1,
+            "record_bytes": _struct(fields).size,
+            "fields": [[f.name, f.code, f.unit] for f in fields],
+            "flags": FLAGS,
+            **about,
+        },
+        separators=(",", ":"),
+    ).encode()
+    if len(text) >= HEADER_BYTES:
+        raise ValueError(f"record header of {len(text)} bytes is over {HEADER_BYTES - 1}")
+    return text.ljust(HEADER_BYTES - 1) + b"\n"
+
+
+def parse_header(data: bytes) -> dict[str, Any]:
+    """The header's JSON. Raises ValueError for anything that is not the start of a record file."""
+    if len(data) < HEADER_BYTES:
+        raise ValueError("not a record file: shorter than its header")
+    try:
+        parsed = json.loads(data[:HEADER_BYTES])
+    except ValueError as error:
+        raise ValueError(f"not a record file: {error}") from None
+    if not isinstance(parsed, dict) or parsed.get("magic") != MAGIC:
+        raise ValueError("not a record file: no magic")
+    return parsed
+
+
+def pack_step(values: dict[str, float | int | None], flags: int) -> bytes:
+    """One step record. A value that is missing or None is unknown: stored as 0 (NaN for floats), its bit unset."""
+    known = 0
+    packed: list[float | int] = []
+    for index, field in enumerate(STEP_FIELDS):
+        value: float | int | None
+        if field.name == "flags":
+            value = flags
+        elif field.name == "known":
+            value = known | (1 << index)
+        else:
+            value = values.get(field.name)
+        if value is None:
+            packed.append(math.nan if field.code == "d" else 0)
+        else:
+            packed.append(value if field.code == "d" else int(value))
+            known |= 1 << index
+    packed[_STEP_INDEX["known"]] = known
+    return STEP_STRUCT.pack(*packed)
+
+
+def unpack_step(data: bytes) -> dict[str, float | int | None]:
+    """The values of one packed step record of this version's layout; unknown ones are None. For tests and tools."""
+    raw = dict(zip(_STEP_INDEX, STEP_STRUCT.unpack(data), strict=True))
+    known = raw["known"]
+    return {name: raw[name] if known & (1 << index) else None for name, index in _STEP_INDEX.items()}

@@ -1,0 +1,274 @@
+"""The supervisor of one run, as a process: ``python -c "...main()" RUN_DIR READY_FD``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from fp8console.protocol import commands, events, identity, paths
+from fp8console.protocol.settings import Settings, from_json
+from fp8console.supervisor import policy, run_file, training
+from fp8console.supervisor.coordinator import Coordinator, RankPeer, Request
+from fp8console.supervisor.server import Server
+
+#: Seconds between two looks at cadence, checkpoints and the processes' early events.
+TICK = 0.5
+#: Seconds that the socket stays after the end, for answers still on their way.
+LINGER = 0.3
+
+
+class Supervisor:
+    """Owns run.json, the supervisor's events, the training process and the queue of commands."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.info = run_file.read(run_dir)
+        self.settings: Settings = from_json(self.info["settings"])
+        self.events = events.EventWriter(paths.events_file(run_dir))
+        self.coordinator = Coordinator(self._resolve)
+        self.server = Server(self._rank_joined, self._rank_said, self._rank_left, self._asked)
+        self.training: training.Training | None = None
+        self._points: dict[tuple[int, str], dict[str, Any]] = {}
+        self._early_offset = 0
+        self._started = time.monotonic()
+        self._next_checkpoint = time.monotonic() + self.settings.checkpoint_minutes * 60
+        self._cadence_asked: int | None = None
+        self._stop_asked = False
+        self._ending: asyncio.Task[None] | None = None
+
+    def event(self, kind: str, text: str, step: int | None = None, **fields: Any) -> None:
+        self.events.write(events.make(kind, text, step, **fields))
+
+    def save(self) -> None:
+        try:
+            run_file.write(self.run_dir, self.info)
+        except OSError as error:
+            self.event("fault", f"run.json can't be written: {error.strerror}", part="supervisor", reason=str(error))
+
+    # -- life -----------------------------------------------------------------------------------------------------
+    async def run(self, ready: int) -> int:
+        """Start everything, tell the starter through ``ready``, stay until the training has ended."""
+        socket_path = paths.socket_path(self.run_dir)
+        try:
+            await self.server.open(socket_path)
+            self.info["socket"] = str(socket_path)
+            self.info["supervisor"] = identity.identify(os.getpid()).to_json()
+            self.save()
+            self.training = await training.start(self.info["command"], self.info["cwd"], self.run_dir, str(socket_path))
+        except (training.StartError, OSError) as error:
+            status = error.status if isinstance(error, training.StartError) else 126
+            self._record_end(status, None, str(error))
+            await self.server.close()
+            os.write(ready, f"error {status} {error}\n".encode())
+            return status
+        self.info["training"] = self.training.who.to_json()
+        self.save()
+        self.event("launched", "started " + " ".join(self.info["command"]), pid=self.training.who.pid, command=self.info["command"])
+        os.write(ready, b"ok\n")
+        os.close(ready)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_end, number)
+        background = [loop.create_task(task) for task in (self.coordinator.run(), self._ticks(), self._sample(), self._git())]
+        status, signal_name = await self.training.wait()
+        self.coordinator.end("the training has ended")
+        await asyncio.sleep(LINGER)
+        self._take_early_events()
+        self._say_if_unmeasured()
+        self._record_end(status, signal_name, training.last_error(self.run_dir) if status else None)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await self.server.close()
+        return 0
+
+    def _record_end(self, status: int, signal_name: str | None, error: str | None) -> None:
+        self.info.update(exit_status=status, signal=signal_name, ended=time.time(), error=error)
+        about = training.describe_end(status, signal_name)
+        self.event("ended", about["text"], exit_status=status, signal=signal_name, error=error)
+        self.save()
+
+    def _say_if_unmeasured(self) -> None:
+        if not (self.run_dir / "torch").exists():
+            text = "no process of this run imported torch (or its Python ignores PYTHONPATH): nothing was measured"
+            self.event("notice", text, part="probe")
+        elif self.info["world_size"] is None:
+            text = "no optimizer step was seen: nothing was measured"
+            self.event("notice", text, part="probe")
+
+    def _told_to_end(self, number: signal.Signals) -> None:
+        """Somebody signals the supervisor itself: it hands the signal on and ends with the training."""
+        if self.training is not None:
+            self.event("stopping", f"the supervisor got {number.name} and handed it on", how="signal")
+            self.training.signal(number)
+
+    # -- ranks ----------------------------------------------------------------------------------------------------
+    def _rank_joined(self, peer: RankPeer) -> None:
+        hello = peer.hello
+        self.info["world_size"] = max(self.info["world_size"] or 1, int(hello.get("world_size") or 1), peer.rank + 1)
+        self.info["versions"]["torch"] = hello.get("torch")
+        self.save()
+        about = {key: hello.get(key) for key in ("rank", "world_size", "pid", "torch", "device")}
+        self.event("rank_joined", f"rank {peer.rank} joined: torch {hello.get('torch')} on {hello.get('device')}", **about)
+        self.coordinator.joined(peer)
+
+    def _rank_said(self, peer: RankPeer, message: dict[str, Any]) -> None:
+        if "progress" in message:
+            peer.progress = message
+        elif "fault" in message:
+            self.event("fault", str(message.get("reason")), part=message["fault"], reason=message.get("reason"), rank=peer.rank)
+        elif peer.rank == min(self.coordinator.ranks, default=peer.rank):
+            if "point" in message:
+                point = message["point"]
+                self._points[(int(point["step"]), str(point["kind"]))] = point
+            elif "dropped" in message:
+                kind = "snapshot" if message["dropped"]["where"] == "memory" else "checkpoint"
+                self._points.pop((int(message["dropped"]["step"]), kind), None)
+
+    def _rank_left(self, peer: RankPeer) -> None:
+        self.coordinator.left(peer)
+        self.event("rank_left", f"rank {peer.rank} left", rank=peer.rank)
+
+    # -- commands -------------------------------------------------------------------------------------------------
+    def _asked(self, message: dict[str, Any], reply: Any) -> None:
+        id = str(message.get("id") or uuid.uuid4().hex[:8])
+        try:
+            command = commands.validate(message.get("command"))
+        except commands.CommandError as error:
+            reply({"id": id, "state": "refused", "reason": str(error)})
+            return
+        text = commands.describe(command)
+        own_id = uuid.uuid4().hex[:8]  # clients choose their ids, and two may choose the same
+        self.event("asked", f"asked: {text}", id=own_id, command=command, by=message.get("by"))
+        reply({"id": id, "state": "asked", "text": text})
+
+        def answer(state: dict[str, Any]) -> None:
+            self._note_answer(own_id, command, text, state)
+            reply({"id": id, **state})
+
+        if command["name"] == "kill":
+            self._kill(answer)
+        else:
+            self.coordinator.submit(Request(own_id, command, answer))
+
+    def _note_answer(self, id: str, command: dict[str, Any], text: str, state: dict[str, Any]) -> None:
+        if state["state"] == "refused":
+            self.event("refused", f"not applied: {text}: {state['reason']}", id=id, command=command, reason=state["reason"])
+            return
+        step = state.get("step")
+        at = f" at step {step:,}" if step is not None else ""
+        self.event("applied", f"{text}: applied{at}", step, id=id, command=command, detail=state.get("detail"))
+        if command["name"] == "stop":
+            self.event("stopping", "stopping after a checkpoint", step, how="stop")
+            self._ending = asyncio.ensure_future(self._end_in_time())
+
+    async def _end_in_time(self) -> None:
+        """A training that caught the stop's exit is told by signals."""
+        await asyncio.sleep(self.settings.grace_seconds)
+        if self.training is not None:
+            await self.training.terminate(self.settings.grace_seconds)
+
+    def _kill(self, answer: Any) -> None:
+        self.event("stopping", "killing the training", how="kill")
+        if self.training is not None:
+            self._ending = asyncio.ensure_future(self.training.terminate(self.settings.grace_seconds))
+        answer({"state": "applied", "step": None, "detail": {}})
+
+    def _resolve(self, command: dict[str, Any]) -> dict[str, Any] | str:
+        if command["name"] != "rollback" or isinstance(command["to"], int):
+            return command
+        step = policy.resolve_point(list(self._points.values()), command["to"])
+        return step if isinstance(step, str) else {**command, "to": step}
+
+    def _order(self, command: dict[str, Any]) -> None:
+        """A command of the supervisor's own; only its failure is an event."""
+
+        def answer(state: dict[str, Any]) -> None:
+            if state["state"] == "refused" and not str(state["reason"]).startswith("the training has ended"):
+                text = f"{command['name']} (unasked) was not applied: {state['reason']}"
+                self.event("notice", text, part="checkpoints" if command["name"] == "checkpoint" else "snapshots")
+
+        self.coordinator.submit(Request(uuid.uuid4().hex[:8], command, answer, internal=True))
+
+    # -- background -----------------------------------------------------------------------------------------------
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self._take_early_events()
+            if self.coordinator.complete and not self.coordinator.paused:
+                self._tune_cadence()
+                self._checkpoint_if_due()
+
+    def _tune_cadence(self) -> None:
+        reports = [peer.progress for peer in self.coordinator.ranks.values()]
+        if not reports or not all(report.get("step_seconds") and report.get("snapshot_seconds") for report in reports):
+            return
+        wanted = policy.cadence(
+            self.settings.snapshot_budget,
+            max(report["snapshot_seconds"] for report in reports),
+            max(report["step_seconds"] for report in reports),
+            time.monotonic() - self._started,
+        )
+        now = self._cadence_asked or int(reports[0].get("cadence") or 0)
+        if policy.worth_changing(now, wanted):
+            self._cadence_asked = wanted
+            self._order({"name": "snapshot_every", "steps": wanted})
+
+    def _checkpoint_if_due(self) -> None:
+        if self.settings.checkpoint_minutes > 0 and time.monotonic() >= self._next_checkpoint:
+            self._next_checkpoint = time.monotonic() + self.settings.checkpoint_minutes * 60
+            self._order({"name": "checkpoint", "tag": None})
+
+    def _take_early_events(self) -> None:
+        """Events of processes that have no rank go into the supervisor's own file."""
+        try:
+            with open(self.run_dir / "events.start.jsonl", "rb") as file:
+                file.seek(self._early_offset)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._early_offset += len(whole)
+        for line in whole.splitlines():
+            event = events.parse_line(line)
+            if event is not None:
+                self.events.write(event)
+
+    async def _git(self) -> None:
+        self.info["git"] = await asyncio.get_running_loop().run_in_executor(None, run_file.git_state, self.info["cwd"])
+        self.save()
+
+    async def _sample(self) -> None:
+        from fp8console.hardware.launcher import Sampler
+
+        try:
+            fd = os.open(self.run_dir / paths.HARDWARE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+
+        def write(sample: dict[str, Any]) -> None:
+            try:
+                os.write(fd, json.dumps(sample, separators=(",", ":")).encode() + b"\n")
+            except OSError:
+                pass  # a full disk loses telemetry, not the training
+
+        pid = self.training.who.pid if self.training is not None else None
+        await Sampler(self.run_dir, write, pid=pid).run()
+
+
+def main() -> None:
+    """Entry of the process; arguments: the run directory and the descriptor on which the starter waits."""
+    run_dir, ready = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        supervisor = Supervisor(run_dir)
+    except Exception as error:
+        os.write(ready, f"error 126 the supervisor could not start: {error}\n".encode())
+        raise
+    sys.exit(asyncio.run(supervisor.run(ready)))
