@@ -25,7 +25,8 @@ def follow(run_dir: Path) -> int:
     run = Run(run_dir)
     run.refresh()
     settings = from_json(run.info.get("settings"))
-    say(f"run {run_dir.name}; from another terminal: fp8console attach {run_dir.name}")
+    run_id = run.info.get("id", run_dir.name)
+    say(f"run {run_id}; from another terminal: fp8console attach {run_id}")
     signals = _Signals(run)
     next_line = time.monotonic() + settings.progress_seconds
     with open(run_dir / paths.OUTPUT, "rb") as output:
@@ -54,15 +55,17 @@ def follow(run_dir: Path) -> int:
 
 def progress_line(run: Any) -> str:
     """One line: step, loss, gradient norm, loss scale, skips, speed; unknown where unknown."""
+    from fp8console.cli.wording import loss_scale
     from fp8console.runs.status import status
 
     now = status(run)
     if not now.step:
         return f"{now.state}, no step yet"
     total = f"/{now.total_steps:,}" if now.total_steps else ""
-    words = [f"{now.state}, step {now.step:,}{total}", f"loss {_number(now.loss)}", f"gradient norm {_number(now.grad_norm)}"]
+    words = [f"{now.state}, step {now.step:,}{total}", f"loss {_number(now.loss)}"]
+    words.append(f"gradient norm {_number(now.grad_norm)}")
     if now.scale is not None:
-        words.append(f"loss scale {_number(now.scale)}")
+        words.append(f"loss scale {loss_scale(now.scale)}")
     words.append(f"{now.skipped} skipped")
     if now.steps_per_second:
         words.append(f"{now.steps_per_second:.1f} steps/s")

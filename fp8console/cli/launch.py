@@ -34,19 +34,20 @@ def launch(argv: list[str], options: LaunchOptions) -> int:
             check_script(argv[0], python)
         if options.kind != "command" and not _has_torch(python):
             say(f"no torch in {python}: nothing will be measured; install torch there or choose another with --python")
-        run_dir = make_run_dir(options, argv)
-        start_supervisor(run_dir, command, python, options, argv)
+        run_id = make_run_id(options, argv)
+        run_dir = make_run_dir(run_id, options)
+        start_supervisor(run_dir, run_id, command, python, options, argv)
     except LaunchError as error:
         say(str(error))
         return error.status
     if options.detach:
-        print(run_dir.name if options.run_dir is None else run_dir)
+        print(run_id)
         return 0
     if options.headless or not sys.stdout.isatty() or not sys.stdin.isatty():
         return _headless(run_dir)
     if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         terminal = os.environ.get("TERM") or "(TERM is not set)"
-        say(f"terminal {terminal} can't show the console: going on without; attach from another: fp8console attach {run_dir.name}")
+        say(f"terminal {terminal} can't show the console; going on without it. Attach from another: fp8console attach {run_id}")
         return _headless(run_dir)
     return _console(run_dir, options)
 
@@ -141,11 +142,18 @@ def check_script(script: str, python: str) -> None:
         raise LaunchError(f"{script}: {error}; mend it and start again", 1) from None
 
 
-def make_run_dir(options: LaunchOptions, argv: list[str]) -> Path:
-    """A new run directory with the probe's folder in it. Raises LaunchError."""
+def make_run_id(options: LaunchOptions, argv: list[str]) -> str:
+    """A name for the run: when, what, and two random bytes."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{_stem(options, argv)}-{secrets.token_hex(2)}"
+
+
+def make_run_dir(run_id: str, options: LaunchOptions) -> Path:
+    """A new run directory with the probe's folder in it. Raises LaunchError.
+
+    One that the user placed elsewhere gets a link in the folder of runs, so that its id finds it.
+    """
     from fp8console.supervisor import site
 
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{_stem(options, argv)}-{secrets.token_hex(2)}"
     if options.run_dir is not None:
         places = [options.run_dir.resolve()]
     else:
@@ -157,12 +165,22 @@ def make_run_dir(options: LaunchOptions, argv: list[str]) -> Path:
             site.build(place / paths.SITE)
             (place / paths.OUTPUT).touch(0o600)
         except OSError as error:
-            problem = f"{place}: {error.strerror}"
+            problem = f"{place}: {error.strerror or error}"
             continue
         if problem:
             say(f"run directory {problem}; using {place}")
+        if options.run_dir is not None or place.parent == paths.fallback_root():
+            _link(paths.state_root() / run_id, place)
         return place
     raise LaunchError(f"no run directory can be written ({problem}); choose one with --run-dir DIR")
+
+
+def _link(link: Path, target: Path) -> None:
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        link.symlink_to(target)
+    except OSError:
+        pass  # the run is found by its path all the same
 
 
 def _stem(options: LaunchOptions, argv: list[str]) -> str:
@@ -178,15 +196,17 @@ def _training_name(options: LaunchOptions, argv: list[str]) -> str:
     return Path(argv[0]).name if options.kind == "script" else argv[0]
 
 
-def start_supervisor(run_dir: Path, command: list[str], python: str, options: LaunchOptions, argv: list[str]) -> None:
+def start_supervisor(
+    run_dir: Path, run_id: str, command: list[str], python: str, options: LaunchOptions, argv: list[str]
+) -> None:
     """Start the supervisor and, through it, the training. Raises LaunchError when either does not start."""
     from fp8console.supervisor import run_file
 
     name = options.name or _training_name(options, argv)
-    run_file.write(run_dir, run_file.describe(run_dir.name, name, command, os.getcwd(), python, options.settings))
+    run_file.write(run_dir, run_file.describe(run_id, name, command, os.getcwd(), python, options.settings))
     package_parent = Path(__file__).resolve().parent.parent.parent
     # Not -m: the environment and the working folder are the training's and must reach it as they are.
-    code = f"import sys; sys.path.insert(0, {str(package_parent)!r}); from fp8console.supervisor.main import main; main()"
+    code = f"import sys; sys.path.insert(0, {str(package_parent)!r}); import fp8console.supervisor.main as m; m.main()"
     read_end, write_end = os.pipe()
     with open(run_dir / "supervisor.log", "ab") as log:
         subprocess.Popen(

@@ -68,3 +68,8 @@ def value_text(value: float | None) -> str:
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return f"{value:.4g}"
+
+
+def setting_text(value: float | int | None) -> str:
+    """A setting in an event's text; None is off."""
+    return "off" if value is None else f"{value:g}"

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from fp8console.probe.checkpoints import CheckpointError
+from fp8console.probe.episodes import setting_text
 
 #: Seconds that a paused training waits for a supervisor that is gone before it goes on by itself.
 ORPHAN_SECONDS = 60.0
@@ -111,20 +112,24 @@ class Operator:
 
     def _do_set(self, id: str, command: dict[str, Any], step: int) -> dict[str, Any]:
         probe = self._probe
-        now = probe.steering.apply(command)
-        steering = probe.steering
-        probe.event(
+        now = self._apply_settings(command, step)
+        if set(now) - {"lr_scale", "clip_norm"}:
+            probe.say_scaler()
+        return {"now": now}
+
+    def _apply_settings(self, command: dict[str, Any], step: int) -> dict[str, Any]:
+        steering = self._probe.steering
+        now: dict[str, Any] = steering.apply(command)
+        self._probe.event(
             "settings",
-            "settings: " + ", ".join(f"{name} {value}" for name, value in now.items()),
+            "settings: " + ", ".join(f"{name} {setting_text(value)}" for name, value in now.items()),
             step,
             lr_scale=steering.lr_scale,
             clip_norm=steering.clip_norm,
             floor=steering.floor,
             cap=steering.cap,
         )
-        if set(now) - {"lr_scale", "clip_norm"}:
-            probe.say_scaler()
-        return {"now": now}
+        return now
 
     def _do_snapshot_every(self, id: str, command: dict[str, Any], step: int) -> dict[str, Any]:
         self._probe.points.set_cadence(command["steps"], step)
@@ -152,7 +157,7 @@ class Operator:
         probe.after_rollback()
         settings = {key: value for key, value in command.items() if key != "to" and value is not None}
         if len(settings) > 1:
-            probe.steering.apply(settings)
+            self._apply_settings(settings, step)
         rewound = probe.data is not None and probe.data.name in result["registered"]
         if rewound:
             probe.data.restart = True

@@ -43,6 +43,10 @@ class Snapshot:
         """The digest of the captured state; taken once."""
         self.wait()
         if self.digest is None:
+            for saved in self.tree["scalers"]:
+                if saved and "_scale" in saved:
+                    # The last record's scale is the one before the scaler's update; the state holds the one after.
+                    self.about["scale"] = float(self.host[saved["_scale"].index])
             self.digest = digest(self.host, state.plain_part(self.tree))
         return self.digest
 

@@ -68,6 +68,9 @@ class Steering:
             if name in command and scaler is not None:
                 setattr(scaler, attribute, command[name])
                 now[name] = command[name]
+        if "growth_interval" in now and scaler is not None and scaler._growth_tracker is not None:
+            # torch grows when the count of clean steps *equals* the interval: a count beyond it would never grow again.
+            scaler._growth_tracker.clamp_(max=command["growth_interval"] - 1)
         if "hysteresis" in command and scaler is not None:
             scaler.hysteresis = now["hysteresis"] = command["hysteresis"]
         for name in ("floor", "cap"):

@@ -37,17 +37,15 @@ def worth_changing(now: int, wanted: int) -> bool:
 def resolve_point(points: list[dict[str, Any]], word: str) -> int | str:
     """The step that "best" or "last-good" means among the restore points, or a line on why there is none.
 
-    best: the lowest loss (mean of the 20 steps before the point). last-good: the newest that was verified, taken after
+    best: the lowest loss (mean of the 20 steps before the point), among sound points if there are any. last-good: the newest that was verified, taken after
     10 steps without a skip or a non-finite value.
     """
     if not points:
         return "there is no restore point yet"
-    if word == "best":
-        scored = [(point["loss"], -point["step"], point) for point in points if _finite(point.get("loss"))]
-        if not scored:
-            return "no restore point has a finite loss"
-        return int(min(scored, key=lambda item: item[:2])[2]["step"])
     sound = [point for point in points if point.get("healthy") and point.get("verified")]
+    if word == "best":
+        scored = [(point["loss"], -point["step"]) for point in sound or points if _finite(point.get("loss"))]
+        return -min(scored)[1] if scored else "no restore point has a finite loss"
     if not sound:
         return "no verified restore point was taken after 10 sound steps"
     return int(max(point["step"] for point in sound))

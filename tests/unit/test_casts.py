@@ -1,0 +1,194 @@
+"""Casts through FP8 against a reference that picks the nearest of the format's values in exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_formats import decode, every_format, values
+
+from fp8console.numerics.casts import cast_through, fp8_grad_cast
+from fp8console.numerics.formats import FORMATS, Fp8Format, UnknownFormat
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def grid(name: str) -> list[float]:
+    """The format's values from 0 up, by code, and what would follow its maximum were there one code more."""
+    ladder = [value for value in values(name)[:128] if math.isfinite(value)]
+    return [*ladder, 2 * ladder[-1] - ladder[-2]]
+
+
+def reference(x: torch.Tensor, name: str, saturate: bool) -> torch.Tensor:
+    """float64 rounded to nearest, ties to the even code; beyond the maximum as the format says.
+
+    Exact: the points halfway between neighbours have a few bits each, so comparing with them rounds nothing.
+    """
+    ladder = torch.tensor(grid(name), dtype=torch.float64)
+    halfway = (ladder[1:] + ladder[:-1]) / 2
+    magnitude = x.abs()
+    below = torch.searchsorted(halfway, magnitude, right=False)  # ties go down ...
+    above = torch.searchsorted(halfway, magnitude, right=True)  # ... or up
+    code = torch.where(below % 2 == 0, below, above)
+    beyond = math.inf if name == "e5m2" else math.nan
+    top = ladder[-2].item()
+    rounded = torch.cat((ladder[:-1], torch.tensor([top if saturate else beyond], dtype=torch.float64)))[code]
+    rounded = torch.copysign(rounded, x)
+    if name.endswith("fnuz"):
+        rounded = torch.where(rounded == 0, 0.0, rounded)
+    return torch.where(x.isnan(), x, rounded)
+
+
+def assert_cast(x: torch.Tensor, fmt: Fp8Format, saturate: bool) -> None:
+    """``x`` through ``fmt`` is the reference's result, signs of zeros and infinities included."""
+    cast = cast_through(x, fmt, saturate)
+    assert cast.dtype == x.dtype and cast.shape == x.shape
+    got, want = cast.double(), reference(x.double(), fmt.name, saturate)
+    same = (got == want) & (got.signbit() == want.signbit()) | (got.isnan() & want.isnan())
+    wrong = [
+        f"{a!r} -> {b!r}, not {c!r}" for a, b, c in zip(x[~same].tolist(), got[~same].tolist(), want[~same].tolist())
+    ]
+    assert not wrong, wrong[:10]
+
+
+def hard_values(fmt: Fp8Format) -> list[float]:
+    """Every value of the format, every tie between two, their neighbours in float64, and what lies outside."""
+    ladder = grid(fmt.name)
+    ties = [(a + b) / 2 for a, b in zip(ladder, ladder[1:])]
+    points = [*ladder, *ties, fmt.min_subnormal / 4, 1e-45, 5e-324, 1e30, 3e38]
+    near = [math.nextafter(point, to) for point in points for to in (0.0, math.inf)]
+    positive = [*points, *near, math.inf]
+    return [*positive, *(-value for value in positive), math.nan]
+
+
+@pytest.mark.parametrize("saturate", [False, True], ids=["as-defined", "saturating"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", every_format())
+def test_rounds_to_the_nearest_value_of_the_format(fmt: Fp8Format, dtype: torch.dtype, saturate: bool) -> None:
+    x = torch.tensor(hard_values(fmt), dtype=torch.float64).to(dtype)
+    assert_cast(x, fmt, saturate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fmt", every_format())
+def test_all_sixteen_bit_inputs(fmt: Fp8Format, dtype: torch.dtype) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    for saturate in (False, True):
+        assert_cast(x, fmt, saturate)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(), st.sampled_from(FORMATS), st.booleans())
+def test_any_float64(x: float, fmt: Fp8Format, saturate: bool) -> None:
+    assert_cast(torch.tensor([x], dtype=torch.float64), fmt, saturate)
+
+
+@pytest.mark.parametrize(
+    ("name", "last_kept", "first_lost"),
+    # Halfway between the maximum and what would follow is a tie: it goes to the even one of the two.
+    [
+        ("e4m3fn", 464.0, math.nextafter(464, math.inf)),
+        ("e5m2", math.nextafter(61440, 0), 61440.0),
+        ("e4m3fnuz", math.nextafter(248, 0), 248.0),
+        ("e5m2fnuz", math.nextafter(61440, 0), 61440.0),
+    ],
+)
+def test_where_overflow_begins(name: str, last_kept: float, first_lost: float) -> None:
+    kept, lost = cast_through(torch.tensor([last_kept, first_lost], dtype=torch.float64), name).tolist()
+    top = max(value for value in values(name) if math.isfinite(value))
+    assert kept == top
+    assert not math.isfinite(lost)
+
+
+def test_the_maximum_takes_the_place_of_infinity_only_when_saturating() -> None:
+    x = torch.tensor([math.inf, -math.inf, math.nan])
+    saturated = cast_through(x, "e5m2", saturate=True)
+    assert saturated[:2].tolist() == [57344.0, -57344.0] and math.isnan(saturated[2])
+    kept = cast_through(x, "e5m2")
+    assert kept[:2].tolist() == [math.inf, -math.inf] and math.isnan(kept[2])
+    assert cast_through(x, "e4m3fn").isnan().all()
+
+
+@pytest.mark.parametrize("fmt", every_format())
+def test_casting_twice_changes_nothing_more(fmt: Fp8Format) -> None:
+    once = cast_through(torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 30, fmt)
+    assert torch.equal(cast_through(once, fmt), once)
+    assert set(once.tolist()) <= {decode(fmt.name, code) for code in range(256)}
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (2, 0, 5)])
+def test_any_shape(shape: tuple[int, ...]) -> None:
+    assert cast_through(torch.ones(shape), "e5m2").shape == shape
+
+
+def test_integers_and_unknown_formats_are_refused() -> None:
+    with pytest.raises(TypeError, match="floating-point"):
+        cast_through(torch.arange(3), "e5m2")
+    with pytest.raises(UnknownFormat):
+        fp8_grad_cast(torch.ones(3), "e6m1")
+
+
+def through_backward(gradient: torch.Tensor, fmt: Fp8Format | str, saturate: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.zeros_like(gradient).requires_grad_()
+    y = fp8_grad_cast(x, fmt, saturate)
+    y.backward(gradient)
+    assert x.grad is not None
+    return y, x.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", every_format())
+def test_forward_is_the_identity_and_backward_casts(fmt: Fp8Format, dtype: torch.dtype) -> None:
+    gradient = torch.tensor(hard_values(fmt), dtype=torch.float64).to(dtype)
+    for saturate in (False, True):
+        y, got = through_backward(gradient, fmt, saturate)
+        assert torch.equal(y, torch.zeros_like(y)) and got.dtype == dtype
+        assert torch.equal(got.nan_to_num(nan=7e4), cast_through(gradient, fmt, saturate).nan_to_num(nan=7e4))
+
+
+def test_forward_keeps_every_bit() -> None:
+    x = torch.tensor([1.0000001, math.nan, math.inf, -0.0, 1e-40], requires_grad=True)
+    y = fp8_grad_cast(x, "e4m3")
+    assert torch.equal(y.detach().view(torch.int32), x.detach().view(torch.int32))
+
+
+def test_a_scaler_sees_an_overflow_only_when_not_saturating() -> None:
+    for saturate, skipped in ((False, True), (True, False)):
+        weight = torch.ones(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        scaler.scale(fp8_grad_cast(weight * 1.0, "e4m3", saturate).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.get_scale() < 2.0**16) is skipped
+        assert torch.equal(weight.detach(), torch.ones(4)) is skipped
+
+
+def test_under_autocast_the_gradient_is_cast_in_its_own_dtype() -> None:
+    layer = torch.nn.Linear(8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = fp8_grad_cast(layer(torch.ones(2, 8)), "e5m2")
+    assert output.dtype == torch.bfloat16
+    output.float().square().sum().backward()
+    assert layer.weight.grad is not None and layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("saturate", [False, True], ids=["as-defined", "saturating"])
+@pytest.mark.parametrize("name", ["e5m2", "e4m3fn"])
+def test_compiled_backward_equals_eager(name: str, saturate: bool) -> None:
+    # aot_eager: traced by the compiler like any backend's, without needing a C++ compiler on the machine.
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return fp8_grad_cast(x * 3, name, saturate)
+
+    compiled = torch.compile(scaled, backend="aot_eager")
+    gradient = torch.tensor([1.07, 465.0, -70000.0, math.inf, math.nan, 0.0, 3e-9])
+    results = []
+    for run in (scaled, compiled):
+        x = torch.ones(7, requires_grad=True)
+        run(x).backward(gradient)
+        assert x.grad is not None
+        results.append(x.grad.nan_to_num(nan=-1.0, posinf=-2.0, neginf=-3.0))
+    assert torch.equal(results[0], results[1])
