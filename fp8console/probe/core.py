@@ -106,7 +106,8 @@ class Probe:
         rank, self.world_size = world()
         self._claim = RankClaim(self.run_dir, rank)
         self.rank = self._claim.rank
-        recorder = Recorder(paths.steps_file(self.run_dir, self.rank), rank=self.rank, torch=torch.__version__)
+        spool = paths.spool_file(self.run_dir, self.rank)
+        recorder = Recorder(paths.steps_file(self.run_dir, self.rank), spool, rank=self.rank, torch=torch.__version__)
         self.step = recorder.last_step
         link = Link(self._address, recorder, paths.events_file(self.run_dir, self.rank), self.agreement)
         folder = self.run_dir / paths.CHECKPOINTS

@@ -1,4 +1,8 @@
-"""Step records on their way to the file: queued by the training thread, written by the link's thread."""
+"""Step records on their way to the file: queued by the training thread, written by the link's thread.
+
+The newest also lie in a ring in shared memory, which is never a disk and never slow: if this process is killed, the
+supervisor moves from there what had not reached the file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ QUEUE = 200_000
 class Recorder:
     """Appends fixed-width records to one file. Never leaves a torn record in the middle of it."""
 
-    def __init__(self, path: Path, **about: object) -> None:
+    def __init__(self, path: Path, spool: Path | None = None, **about: object) -> None:
         self.lost = 0
         self.problem: str | None = None
         self.last_step = 0
@@ -25,6 +29,15 @@ class Recorder:
         if self._size == 0:
             os.pwrite(self._fd, records.header(**about), 0)
             self._size = records.HEADER_BYTES
+
+        self._added = 0
+        self._spool_fd: int | None = None
+        if spool is not None:
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._spool_fd = os.open(spool, flags, 0o600)
+            except OSError:
+                pass  # no shared memory here: a kill can cost the last tenth of a second
 
     def _whole_size(self, size: int) -> int:
         """The file's size without a torn record; 0 for a new file. A foreign layout raises ValueError."""
@@ -48,6 +61,12 @@ class Recorder:
             self._queue.popleft()
             self.lost += 1
         self._queue.append(record)
+        if self._spool_fd is not None:
+            try:
+                os.pwrite(self._spool_fd, record, self._added % records.SPOOL_SLOTS * len(record))
+            except OSError:
+                self._spool_fd = None
+            self._added += 1
 
     def flush(self) -> None:
         """Write what is queued. A full or broken disk sets ``problem`` and keeps the queue for the next try."""

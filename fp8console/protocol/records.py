@@ -16,6 +16,9 @@ from typing import Any
 HEADER_BYTES = 2048
 MAGIC = "fp8console-records"
 
+#: Records that a rank keeps in shared memory (paths.spool_file), newest over oldest.
+SPOOL_SLOTS = 4096
+
 #: struct codes a layout may use, all little-endian; numpy spells them "<" + the same letter's type.
 NUMPY_CODES = {"q": "<i8", "i": "<i4", "I": "<u4", "d": "<f8"}
 

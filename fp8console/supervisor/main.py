@@ -14,7 +14,7 @@ from typing import Any
 
 from fp8console.protocol import commands, events, identity, paths
 from fp8console.protocol.settings import Settings, from_json
-from fp8console.supervisor import policy, run_file, training
+from fp8console.supervisor import policy, recovery, run_file, training
 from fp8console.supervisor.coordinator import Coordinator, RankPeer, Request
 from fp8console.supervisor.server import Server
 
@@ -82,6 +82,9 @@ class Supervisor:
         await asyncio.sleep(LINGER)
         self._take_early_events()
         self._say_if_unmeasured()
+        saved = recovery.recover(self.run_dir)
+        if saved:
+            self.event("notice", f"{saved} records of a killed process were saved from its memory", part="records")
         self._record_end(status, signal_name, training.last_error(self.run_dir) if status else None)
         for task in background:
             task.cancel()

@@ -1,0 +1,116 @@
+"""AMD cards read from a synthetic /sys: MI210 and MI300X, one, two and eight, with everything that can be missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synthetic_sysfs import BUSY, MI210, MI300X, WATTS, build, change, hwmon
+
+from fp8console.hardware.sources.sysfs import MEASURED, find_cards, read_card
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize(("model", "name"), [(MI210, "MI210"), (MI300X, "MI300X")], ids=["MI210", "MI300X"])
+def test_every_card_is_read_in_order_of_its_address(tmp_path: Path, model: dict, name: str, count: int) -> None:
+    build(tmp_path, model, count)
+    samples = [read_card(card) for card in find_cards(tmp_path)]
+    assert [sample["index"] for sample in samples] == list(range(count))
+    assert [sample["bdf"] for sample in samples] == [f"0000:{0x03 + 0x20 * i:02x}:00.0" for i in range(count)]
+    for index, sample in enumerate(samples):
+        assert sample == {
+            "index": index,
+            "name": name,
+            "bdf": sample["bdf"],
+            "busy": BUSY + index,
+            "memory_busy": 21,
+            "vram_used": model["vram"] // 3 + index,
+            "vram_total": model["vram"],
+            "power_w": WATTS + index,
+            "power_cap_w": model["cap"],
+            "temperature_c": 61 + index,
+            "memory_temperature_c": 58 + index,
+            "age": 0.0,
+        }
+
+
+def test_no_sysfs_and_no_card_is_no_card(tmp_path: Path) -> None:
+    assert find_cards(tmp_path / "nowhere") == []
+    (tmp_path / "class" / "drm").mkdir(parents=True)
+    assert find_cards(tmp_path) == []
+
+
+def test_other_makers_cards_and_partitions_are_left_out(tmp_path: Path) -> None:
+    first, second, third = build(tmp_path, MI300X, 3)
+    change(first / "vendor", "0x10de")
+    (second / "vendor").unlink()
+    assert [card.bdf for card in find_cards(tmp_path)] == [third.name]
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "65535", "4294967295", "18446744073709551615", "101", "-1", "7.5"])
+def test_a_percentage_that_is_none_is_unknown_and_not_zero(tmp_path: Path, text: str) -> None:
+    (device,) = build(tmp_path, MI300X, 1)
+    change(device / "gpu_busy_percent", text)
+    sample = read_card(find_cards(tmp_path)[0])
+    assert sample["busy"] is None
+    assert sample["memory_busy"] == 21
+
+
+@pytest.mark.parametrize("text", ["0", "100"])
+def test_the_ends_of_the_range_are_percentages(tmp_path: Path, text: str) -> None:
+    (device,) = build(tmp_path, MI300X, 1)
+    change(device / "gpu_busy_percent", text)
+    assert read_card(find_cards(tmp_path)[0])["busy"] == int(text)
+
+
+def test_sentinels_in_the_sensors_are_unknown(tmp_path: Path) -> None:
+    (device,) = build(tmp_path, MI300X, 1)
+    sensors = hwmon(device)
+    change(sensors / "power1_input", 0xFFFFFFFF)
+    change(sensors / "power1_cap", 0)
+    change(sensors / "temp2_input", 65535)
+    change(sensors / "temp3_input", 65535000)
+    change(device / "mem_info_vram_used", MI300X["vram"] + 1)
+    sample = read_card(find_cards(tmp_path)[0])
+    for key in ("power_w", "power_cap_w", "temperature_c", "memory_temperature_c", "vram_used"):
+        assert sample[key] is None, key
+    assert sample["vram_total"] == MI300X["vram"]
+
+
+def test_a_card_with_no_file_but_its_vendor_is_all_unknown(tmp_path: Path) -> None:
+    (device,) = build(tmp_path, MI210, 1)
+    for path in device.rglob("*"):
+        if path.is_file() and path.name != "vendor":
+            path.unlink()
+    sample = read_card(find_cards(tmp_path)[0])
+    assert {key: sample[key] for key in MEASURED} == dict.fromkeys(MEASURED)
+    assert sample["name"] == "AMD GPU"
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [("0x74a1", "MI300X"), ("0x75a3", "MI355X"), ("0x744c", "AMD GPU 0x744c"), ("junk", "AMD GPU")]
+)
+def test_the_device_number_names_a_card_that_the_driver_does_not(tmp_path: Path, number: str, name: str) -> None:
+    (device,) = build(tmp_path, MI300X, 1)
+    change(device / "product_name", "")
+    change(device / "device", number)
+    assert find_cards(tmp_path)[0].name == name
+
+
+def test_the_edge_sensor_serves_where_there_is_no_hotspot(tmp_path: Path) -> None:
+    (device,) = build(tmp_path, MI210, 1)
+    (hwmon(device) / "temp2_label").unlink()
+    assert read_card(find_cards(tmp_path)[0])["temperature_c"] == 46
+
+
+def test_values_that_change_are_seen_and_a_card_that_goes_is_unknown(tmp_path: Path) -> None:
+    first, second = build(tmp_path, MI300X, 2)
+    cards = find_cards(tmp_path)
+    for busy in (5, 50, 99):
+        change(first / "gpu_busy_percent", busy)
+        assert [read_card(card)["busy"] for card in cards] == [busy, BUSY + 1]
+    for path in second.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert read_card(cards[0])["busy"] == 99
+    assert {key: read_card(cards[1])[key] for key in MEASURED} == dict.fromkeys(MEASURED)

@@ -1,0 +1,120 @@
+"""The sample trainings, run as anyone would: they learn, a seed decides every bit, an injected fault is one."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SAMPLES = REPOSITORY / "sample_models"
+
+
+def train(sample: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, str(SAMPLES / f"{sample}.py"), "--device", "cpu", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def column(name: str, output: str) -> dict[int, float]:
+    """The printed values of one figure, by step."""
+    found = re.findall(rf"^step (\d+)/\d+ .*\b{name} (\S+)", output, re.MULTILINE)
+    return {int(step): float(value) for step, value in found}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-e4m3", "fp8-e4m3-saturating"])
+def test_char_gpt_learns_in_low_precision(precision: str) -> None:
+    losses = column("loss", train("char_gpt", "--precision", precision, "--steps", "40").stdout)
+    assert losses[10] < math.log(256)
+    assert losses[40] < 3.2
+
+
+def test_digits_cnn_reads_digits() -> None:
+    output = train("digits_cnn", "--precision", "fp8-e5m2", "--steps", "150").stdout
+    match = re.search(r"test: (\S+)% of 297 images right", output)
+    assert match and float(match.group(1)) > 88
+    assert column("loss", output)[150] < 0.3
+
+
+@pytest.mark.parametrize(("sample", "steps"), [("char_gpt", "12"), ("digits_cnn", "12")])
+def test_a_seed_decides_every_bit(tmp_path: Path, sample: str, steps: str) -> None:
+    import torch
+
+    def parameters(name: str, seed: str) -> dict[str, torch.Tensor]:
+        path = tmp_path / name
+        train(sample, "--precision", "fp8-e4m3", "--steps", steps, "--seed", seed, "--save", str(path))
+        saved: dict[str, torch.Tensor] = torch.load(path)
+        return saved
+
+    first, again, other = parameters("first", "1"), parameters("again", "1"), parameters("other", "2")
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_bad_batch_costs_a_step_with_a_scaler_and_the_weights_without() -> None:
+    bad_batch = ("--steps", "30", "--inject", "nan@20")
+    kept = train("char_gpt", "--precision", "fp8-e5m2", *bad_batch).stdout
+    assert math.isnan(column("loss", kept)[20]) and column("loss", kept)[30] < 4
+    assert column("scale", kept) == {10: 65536, 20: 32768, 30: 32768}
+    lost = train("char_gpt", "--precision", "fp8-e5m2", "--scaler", "none", *bad_batch).stdout
+    assert math.isnan(column("loss", lost)[30])
+    assert column("scale", lost) == {}
+
+
+def test_a_spike_raises_the_loss_and_the_training_recovers() -> None:
+    losses = column("loss", train("char_gpt", "--steps", "100", "--inject", "spike@59", "--lr", "2e-3").stdout)
+    assert losses[60] > losses[50] + 0.5
+    assert losses[100] < losses[60] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scaler"),
+    [
+        ("", "none"),
+        ("--precision bf16", "none"),
+        ("--precision fp8-e4m3", "default"),
+        ("--precision fp8-e4m3 --scaler none", "none"),
+        ("--scaler default", "default"),
+    ],
+)
+def test_a_scaler_comes_with_fp8_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, arguments: str, scaler: str
+) -> None:
+    monkeypatch.syspath_prepend(str(SAMPLES))
+    recipe = importlib.import_module("recipe")
+    monkeypatch.setattr(sys, "argv", ["sample.py", *arguments.split()])
+    assert recipe.parse_options("a sample", steps=1, batch_size=1, lr=0.1).scaler == scaler
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--inject", "nan"], "must be nan@STEP or spike@STEP with a step from 1 up, not 'nan'"),
+        (["--inject", "boom@3"], "must be nan@STEP or spike@STEP"),
+        (["--inject", "nan@0"], "must be nan@STEP or spike@STEP"),
+        (["--steps", "0"], "must be 1 or more, not 0"),
+        (["--lr", "nan"], "must be a finite number over 0, not nan"),
+        (["--precision", "fp4"], "invalid choice: 'fp4'"),
+    ],
+)
+def test_a_bad_option_gets_one_line(arguments: list[str], said: str) -> None:
+    done = train("char_gpt", *arguments, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_digits_without_scikit_learn_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sklearn").mkdir()
+    (tmp_path / "sklearn" / "__init__.py").write_text("raise ImportError('no scikit-learn here')\n")
+    done = train("digits_cnn", check=False, PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    assert done.returncode == 1
+    assert done.stderr == "digits_cnn.py needs scikit-learn for its images: pip install scikit-learn\n"
