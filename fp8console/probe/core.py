@@ -194,7 +194,7 @@ class Probe:
         scaler = self.observer.active_scaler()
         if scaler is not self._scaler_said:
             self._scaler_said = scaler
-            self.guard.run("scaler", self.say_scaler)
+            self.guard.run("scaler", self.say_scaler, self.last.get("scale") or getattr(scaler, "_init_scale", None))
         self.operator.at_boundary(self.step)
 
     def hold(self, seconds: float) -> None:
@@ -207,9 +207,9 @@ class Probe:
         if self._link is not None:
             self._link.flush()
 
-    def say_scaler(self) -> None:
-        """An event with the scaler's settings. Reads the device: once per scaler and after changes."""
-        settings = self.steering.scaler_settings()
+    def say_scaler(self, scale: float | None = None) -> None:
+        """An event with the scaler's settings; without ``scale`` it is read, which waits for the device."""
+        settings = self.steering.scaler_settings(scale)
         if settings is not None:
             scale = settings["scale"]
             self.event("scaler", f"{settings['class_name']} in use, scale {scale:g}", self.step, **settings)

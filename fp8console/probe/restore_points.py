@@ -35,7 +35,7 @@ class RestorePoints:
         self._known: set[int] = set()
         memory = settings.snapshot_memory_gib
         limit = int(memory * 2**30) if memory is not None else available_memory() // 4
-        self.ring = SnapshotRing(settings.snapshot_count, limit, self._ring_event)
+        self.ring = SnapshotRing(settings.snapshot_count, limit, self._ring_event, settings.read_late)
         self.store = CheckpointStore(folder, rank, settings.checkpoints_kept, self._store_event)
 
     # -- taking ---------------------------------------------------------------------------------------------------

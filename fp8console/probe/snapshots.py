@@ -73,7 +73,10 @@ def choose_victim(steps: list[int]) -> int:
 class SnapshotRing:
     """The snapshots of this rank. Used by the training thread; digests come from one worker thread."""
 
-    def __init__(self, count: int, memory_bytes: int, on_event: Callable[[str, Snapshot, str], None]) -> None:
+    def __init__(
+        self, count: int, memory_bytes: int, on_event: Callable[[str, Snapshot, str], None], late: bool = False
+    ) -> None:
+        self._late = late
         self.count = count
         self.memory_bytes = memory_bytes
         self.points: list[Snapshot] = []
@@ -96,7 +99,7 @@ class SnapshotRing:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if keep:
             self._make_room(size)
-        host, events = copy_to_host(tensors, self._spare if keep else [])
+        host, events = copy_to_host(tensors, self._spare if keep else [], self._late)
         self._spare = []
         seconds = time.perf_counter() - started
         snapshot = Snapshot(step, roots, tree, host, about, size, seconds, events)
@@ -149,8 +152,13 @@ class SnapshotRing:
             self._on_event("ready", snapshot, "")
 
 
-def copy_to_host(tensors: list[torch.Tensor], spare: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Any]]:
-    """Copies of the tensors on the host, into ``spare`` ones that fit, and the device events that mark their end."""
+def copy_to_host(
+    tensors: list[torch.Tensor], spare: list[torch.Tensor], late: bool = False
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """Copies of the tensors on the host, into ``spare`` ones that fit, and the device events that mark their end.
+
+    Nothing here waits for a device; ``late`` asks for that of CPU tensors too.
+    """
     fits = len(spare) == len(tensors) and all(
         have.shape == want.shape and have.dtype == want.dtype for have, want in zip(spare, tensors)
     )
@@ -160,7 +168,7 @@ def copy_to_host(tensors: list[torch.Tensor], spare: list[torch.Tensor]) -> tupl
         for index, tensor in enumerate(tensors):
             on_cuda = tensor.device.type == "cuda"
             target = spare[index] if fits else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_cuda)
-            target.copy_(tensor, non_blocking=on_cuda)
+            target.copy_(tensor, non_blocking=on_cuda or late)
             host.append(target)
             if on_cuda:
                 devices.add(tensor.device)

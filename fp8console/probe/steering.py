@@ -25,15 +25,19 @@ class Steering:
         self.lr_scale = 1.0
         self.clip_norm: float | None = None
 
-    def scaler_settings(self) -> dict[str, Any] | None:
-        """The scaler's settings and scale now, or None without an enabled scaler. Waits for the device: not per step."""
+    def scaler_settings(self, scale: float | None = None) -> dict[str, Any] | None:
+        """The scaler's settings, or None without an enabled scaler.
+
+        ``scale`` None: read the scale too, which waits for the device: for commands only, never at a plain boundary.
+        """
         scaler = self._observer.active_scaler()
         if scaler is None:
             return None
-        scale = scaler._scale
+        if scale is None:
+            scale = float(scaler._scale.item()) if scaler._scale is not None else float(scaler._init_scale)
         return {
             "class_name": type(scaler).__name__,
-            "scale": float(scale.item()) if scale is not None else float(scaler._init_scale),
+            "scale": scale,
             **{name: getattr(scaler, attribute) for name, attribute in _SCALER_ATTRIBUTES.items()},
             "floor": self.floor,
             "cap": self.cap,

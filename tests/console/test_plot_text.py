@@ -18,14 +18,17 @@ Make = Callable[..., SyntheticRun]
 Look = Callable[..., Snapshot]
 
 
+ALL, WHOLE = View(), Role()
+
+
 def text(
     snapshot: Snapshot,
     series: Series = LOSS,
     width: int = 80,
     height: int = 16,
     glyphs: Glyphs = UNICODE,
-    view: View = View(),
-    role: Role = Role(),
+    view: View = ALL,
+    role: Role = WHOLE,
 ) -> list[str]:
     plot = Plot(series, role, glyphs=glyphs)
     plot.view = view
@@ -168,7 +171,8 @@ def test_any_size_is_drawn(make_run: Make, look: Look, size: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "kind"), [(1.9, 4.2, "linear"), (0.01, 90.0, "log10"), (-3.0, 400.0, "linear"), (0.0, 0.0, "linear")]
+    ("low", "high", "kind"),
+    [(1.9, 4.2, "linear"), (0.01, 90.0, "log10"), (-3.0, 400.0, "linear"), (0.0, 0.0, "linear")],
 )
 def test_axes_hold_their_values(low: float, high: float, kind: str) -> None:
     axis = fit(low, high)

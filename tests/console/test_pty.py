@@ -38,8 +38,8 @@ class Terminal:
         self.stream = pyte.ByteStream(self.screen)
         self.raw = b""
 
-    def until(self, words: str, seconds: float = 20.0) -> str:
-        """Read until the words are on the screen; the screen as text."""
+    def until(self, words: str, true: Callable[[str], bool] = bool, seconds: float = 20.0) -> str:
+        """Read until the words are on the screen and ``true`` holds for it; the screen as text."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
@@ -50,8 +50,9 @@ class Terminal:
                 break
             self.raw += data
             self.stream.feed(data)
-            if words in "\n".join(self.screen.display):
-                return "\n".join(self.screen.display)
+            seen = "\n".join(self.screen.display)
+            if words in seen and true(seen):
+                return seen
         raise AssertionError(f"{words!r} did not appear:\n" + "\n".join(self.screen.display))
 
 
@@ -59,9 +60,8 @@ class Terminal:
 def test_first_paint_help_detach(make_run: Make, size: tuple[int, int]) -> None:
     run = make_run(800, eventfully=True)
     terminal = Terminal(run.run_dir, *size)
-    seen = terminal.until("step 800")
+    seen = terminal.until("step 800", lambda seen: any(0x2800 < ord(character) < 0x2900 for character in seen))
     assert "● running" in seen
-    assert any(0x2800 < ord(character) < 0x2900 for character in seen)
     terminal.child.send("?")
     terminal.until("space    pause at the next step")
     terminal.child.send("\x1b")

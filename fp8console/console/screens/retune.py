@@ -1,0 +1,142 @@
+"""A form for what can be changed while the training runs: the scaler, the learning rate, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label, Static
+
+from fp8console.console.glyphs import Glyphs
+from fp8console.console.lines import clean
+from fp8console.console.snapshot import Snapshot
+from fp8console.console.wording import percent_text, scale_text, short_number
+from fp8console.protocol.commands import CommandError, validate
+from fp8console.protocol.numbers import number
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the form: the setting's name in a command, its name for people, what it is now, a note."""
+
+    name: str
+    title: str
+    now: Callable[[Snapshot], str]
+    note: Callable[[Snapshot], str] = lambda snapshot: ""
+    scaler: bool = False
+
+
+def _of_scaler(name: str, unset: str = "unknown") -> Callable[[Snapshot], str]:
+    def now(snapshot: Snapshot) -> str:
+        value = number((snapshot.status.scaler or {}).get(name))
+        return unset if value is None else f"{value:,.10g}"
+
+    return now
+
+
+def _scale_now(snapshot: Snapshot) -> str:
+    value = snapshot.status.scale
+    return "unknown" if value is None else f"{value:,.10g}"
+
+
+def _scale_note(snapshot: Snapshot) -> str:
+    return scale_text(snapshot.status.scale) + "; or x2, /2"
+
+
+def _lr_note(snapshot: Snapshot) -> str:
+    lr = snapshot.status.lr
+    return "" if lr is None else f"learning rate now {lr:.3g}"
+
+
+def _clip_note(snapshot: Snapshot) -> str:
+    share = snapshot.status.clipped_share
+    return '"off": the script\'s' if share is None else f"clipped {percent_text(share)} of steps"
+
+
+SETTINGS = (
+    Setting("scale", "loss scale", _scale_now, _scale_note, scaler=True),
+    Setting("growth_factor", "growth_factor", _of_scaler("growth_factor"), lambda s: "over 1", scaler=True),
+    Setting("backoff_factor", "backoff_factor", _of_scaler("backoff_factor"), lambda s: "between 0 and 1", scaler=True),
+    Setting("growth_interval", "growth_interval", _of_scaler("growth_interval"), lambda s: "clean steps", scaler=True),
+    Setting("floor", "floor", lambda s: _own(s.status.floor, "none"), lambda s: "least scale, or off", scaler=True),
+    Setting("cap", "cap", lambda s: _own(s.status.cap, "none"), lambda s: "largest scale, or off", scaler=True),
+    Setting("lr_scale", "learning rate x", lambda s: _own(s.status.lr_scale, "1"), _lr_note),
+    Setting("clip_norm", "clip max-norm", lambda s: _own(s.status.clip_norm, "the script's"), _clip_note),
+)
+
+
+def _own(value: float | None, unset: str) -> str:
+    return unset if value is None else short_number(value)
+
+
+class RetuneScreen(ModalScreen[dict[str, Any]]):
+    """Answers the command to give, or None. What is typed is checked as it is typed."""
+
+    BINDINGS = [
+        Binding("escape", "dismiss(None)", "cancel", show=False),
+        Binding("down", "app.focus_next", "next", show=False),
+        Binding("up", "app.focus_previous", "previous", show=False),
+    ]
+
+    def __init__(self, snapshot: Snapshot, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._snapshot = snapshot
+        self._glyphs = glyphs
+
+    def compose(self) -> ComposeResult:
+        status = self._snapshot.status
+        scaler = status.scaler
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_title = "retune"
+            name = str(scaler.get("class_name") or "GradScaler") if scaler else "no GradScaler"
+            dialog.border_subtitle = Content(clean(name))
+            with Horizontal(classes="setting"):
+                yield Label("", classes="name")
+                yield Label("now", classes="now faint")
+                yield Label("new", classes="faint")
+            for setting in settings_for(self._snapshot):
+                with Horizontal(classes="setting"):
+                    yield Label(setting.title, classes="name", markup=False)
+                    yield Label(setting.now(self._snapshot), classes="now", markup=False)
+                    yield Input(id=setting.name)
+                    yield Label(setting.note(self._snapshot), classes="note", markup=False)
+            yield Static("", id="trouble", classes="trouble", markup=False)
+            yield Static("enter apply    tab next field    esc cancel", classes="keys")
+
+    def on_mount(self) -> None:
+        self.query(Input).first().focus()
+
+    def on_input_changed(self) -> None:
+        self.query_one("#trouble", Static).update(self._command()[1])
+
+    def on_input_submitted(self) -> None:
+        command, trouble = self._command()
+        if command is not None:
+            self.dismiss(command)
+        elif not trouble:
+            self.query_one("#trouble", Static).update("nothing is changed yet")
+
+    def _command(self) -> tuple[dict[str, Any] | None, str]:
+        return command_of({field.id or "": field.value for field in self.query(Input)})
+
+
+def settings_for(snapshot: Snapshot) -> list[Setting]:
+    """The settings that this run has: without a scaler only learning rate and clipping."""
+    return [setting for setting in SETTINGS if not setting.scaler or snapshot.status.scaler is not None]
+
+
+def command_of(fields: dict[str, str]) -> tuple[dict[str, Any] | None, str]:
+    """The command for what was typed, or None with what is wrong with it; empty fields stay as they are."""
+    given = {name: value.strip().replace(",", "") for name, value in fields.items() if name and value.strip()}
+    if not given:
+        return None, ""
+    try:
+        return validate({"name": "set", **given}), ""
+    except CommandError as error:
+        return None, str(error)

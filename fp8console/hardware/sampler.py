@@ -1,0 +1,126 @@
+"""The process that reads GPUs and the host, once a second, and prints one JSON line a sample on its stdout.
+
+It is a process of its own because drivers and libraries print, hang and crash. Its supervisor kills it when it falls
+silent (launcher.py). Before each part (a card's PCI address, or "host") it prints ``{"reading": part}``, so that the
+one that hung is known and can be left out of the next try. It ends when its stdin closes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fp8console.hardware.sources import sysfs
+from fp8console.hardware.sources.host import Host
+
+#: Seconds until a part that made an earlier sampler hang is tried again.
+RETRY_SECONDS = 120.0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Sample until stdin closes or stdout's reader is gone."""
+    parser = argparse.ArgumentParser(prog="fp8console.hardware.sampler", description=__doc__)
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--pid", type=int, help="the training's process")
+    parser.add_argument("--sysfs", type=Path, help="read this folder in place of /sys")
+    parser.add_argument("--skip", action="append", default=[], metavar="PART", help="a part that hung before")
+    options = parser.parse_args(arguments)
+
+    pipe = _own_stdout()
+    threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    root = options.sysfs or Path(os.environ.get("SYSFS_PATH") or "/sys")
+    try:
+        _sample_for_ever(pipe, options, root)
+    except BrokenPipeError:
+        pass
+
+
+def _sample_for_ever(pipe: int, options: argparse.Namespace, root: Path) -> None:
+    skipped_until = time.monotonic() + RETRY_SECONDS
+    skipped = set(options.skip)
+    cards: list[sysfs.Card] = []
+    if "cards" not in skipped:
+        _print(pipe, {"reading": "cards"})
+        cards = sysfs.find_cards(root)
+    host = Host(options.run_dir, options.pid)
+    due = time.monotonic()
+    while True:
+        if time.monotonic() >= skipped_until:
+            skipped = set()
+        sample = sweep(cards, host, skipped, root, lambda part: _print(pipe, {"reading": part}))
+        _print(pipe, sample)
+        due += options.interval
+        pause = due - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        else:
+            due = time.monotonic()  # late: the missed samples are not made up for
+
+
+def sweep(
+    cards: list[sysfs.Card], host: Host, skipped: set[str], root: Path, reading: Callable[[str], None]
+) -> dict[str, Any]:
+    """One sample of everything; ``reading`` is called with each part's name before it is touched."""
+    gpus = []
+    for card in cards:
+        if card.bdf in skipped:
+            gpus.append(sysfs.unknown_card(card))
+            continue
+        reading(card.bdf)
+        gpus.append(sysfs.read_card(card))
+    reasons = []
+    if "cards" in skipped:
+        reasons.append(f"no GPU telemetry: looking for cards in {root} did not end")
+    elif not cards:
+        reasons.append(f"no GPU telemetry: no AMD GPU in {root / 'class' / 'drm'}")
+    reasons += [
+        f"{card.name} at {card.bdf} did not answer and is left out for now" for card in cards if card.bdf in skipped
+    ]
+    if "host" in skipped:
+        host_sample = {}
+        reasons.append("the host's figures did not come and are left out for now")
+    else:
+        reading("host")
+        host_sample = host.read()
+    return {
+        "time": time.time(),
+        "source": "sysfs" if cards else "none",
+        "reason": "; ".join(reasons) or None,
+        "gpus": gpus,
+        "host": host_sample,
+    }
+
+
+def _own_stdout() -> int:
+    """The pipe to the supervisor under a number of its own; what anything prints on 1 and 2 goes nowhere."""
+    pipe = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    return pipe
+
+
+def _exit_with_stdin() -> None:
+    # A thread, for the main one may be stuck in a read that never returns.
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def _print(pipe: int, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
