@@ -8,7 +8,7 @@ from rich.cells import cell_len, set_cell_size
 
 from fp8console.console.glyphs import Glyphs
 
-#: A piece of text and its role; console.tcss gives each role its colour as ``panel--<role>``.
+#: A piece of text and its role; console.tcss gives each role its colour as ``role--<name>``.
 Span = tuple[str, str]
 Line = list[Span]
 

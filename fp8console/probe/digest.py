@@ -1,8 +1,9 @@
 """A digest of many tensors at about the speed of reading them once, on whatever device they are.
 
 Each tensor's bytes are read as 64-bit integers in rows of ``COLUMNS`` (a prime, so that no natural shape lines up with
-it) and summed by column modulo 2^64; the sums, with shapes and dtypes, go through SHA-256. Any changed element changes
-a column's sum; only several changes that cancel within one column go unseen. It tells a wrong restore from a right
+it) and summed by column modulo 2^64; from tensor to tensor the sums are multiplied by an odd constant and added, which
+loses nothing modulo 2^64 and keeps the order; the result, with shapes and dtypes, goes through SHA-256. Any one changed
+element changes its column; only several changes that cancel within one column go unseen. It tells a wrong restore from a right
 one; it is no defence against somebody who wants to deceive it (checkpoints on disk have SHA-256 of the files).
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 
 COLUMNS = 4093
+#: Odd, so that multiplying by it can be undone modulo 2^64: the fractional part of the golden ratio, in 63 bits.
+_MIX = 0x4F1BBCDCBFA53E0B
 #: Tensors below this many bytes are joined before they are summed: one operation for all of them.
 SMALL = 1 << 15
 
@@ -22,18 +25,25 @@ SMALL = 1 << 15
 def digest(tensors: Iterable[torch.Tensor], plain: Any = None) -> str:
     """64 hex digits over the tensors' values, shapes, dtypes and order, and over ``plain`` data (see ``canonical``)."""
     hasher = hashlib.sha256()
+    totals: dict[torch.device, torch.Tensor] = {}
     small: dict[torch.device, list[torch.Tensor]] = {}
+
+    def mix(data: torch.Tensor) -> None:
+        sums = _sums(data)
+        before = totals.get(data.device)
+        totals[data.device] = sums if before is None else before.mul_(_MIX).add_(sums)
+
     for tensor in tensors:
         hasher.update(f"{tensor.dtype}{tuple(tensor.shape)};".encode())
         data = _bytes(tensor)
-        if data.numel() == 0:
-            continue
-        if data.numel() < SMALL:
+        if 0 < data.numel() < SMALL:
             small.setdefault(data.device, []).append(data)
-        else:
-            hasher.update(repr(_sums(data).tolist()).encode())
+        elif data.numel():
+            mix(data)
     for parts in small.values():
-        hasher.update(repr(_sums(torch.cat(parts)).tolist()).encode())
+        mix(torch.cat(parts))
+    for total in totals.values():
+        hasher.update(repr(total.tolist()).encode())
     hasher.update(canonical(plain).encode())
     return hasher.hexdigest()
 

@@ -20,6 +20,7 @@ class Patches:
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
         self._traceable: set[tuple[Any, str]] = set()
+        self.handles: list[Any] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any], traceable: bool = False) -> None:
         """Put ``make(original)`` in the place of ``owner.name``.
@@ -48,6 +49,9 @@ class Patches:
 
     def undo(self) -> None:
         """Put the originals back, where nobody has wrapped ours since."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
         for owner, name, original, wrapped in reversed(self._done):
             if getattr(owner, name, None) is wrapped:
                 setattr(owner, name, original)
@@ -79,8 +83,8 @@ def install(probe: Any, patches: Patches) -> None:
     patches.replace(scaler, "__init__", lambda original: _after(probe.scaler_made, original))
     hook_scaler_class(probe, patches, scaler)
     hooks = _OptimizerHooks(probe)
-    optimizer.register_optimizer_step_pre_hook(hooks.before)
-    optimizer.register_optimizer_step_post_hook(hooks.after)
+    patches.handles.append(optimizer.register_optimizer_step_pre_hook(hooks.before))
+    patches.handles.append(optimizer.register_optimizer_step_post_hook(hooks.after))
 
 
 def hook_scaler_class(probe: Any, patches: Patches, scaler_class: type) -> None:

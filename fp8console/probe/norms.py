@@ -32,18 +32,19 @@ def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[
     collective, which a monitor must not start.
     """
     parts: list[Reading] = []
-    for group in _by_device(grads):
-        if any(hasattr(grad, "_local_tensor") for grad in group):
-            return []
-        dense = [_dense(grad) for grad in group]
-        norms = _norms(dense, torch.float64 if careful and group[0].device.type != "mps" else None)
-        if at_once and group[0].device.type == "cpu":
-            value = hypot(torch.stack(norms).tolist())
-            if not careful and not 1e-18 < value < 1e18:
-                value = hypot(torch.stack(_norms(dense, torch.float64)).tolist())
-            parts.append(value)
-        else:
-            parts.append(take(torch.linalg.vector_norm(torch.stack(norms)), at_once))
+    with torch.no_grad():
+        for group in _groups(grads):
+            if any(hasattr(grad, "_local_tensor") for grad in group if type(grad) is not torch.Tensor):
+                return []
+            on_cpu = group[0].device.type == "cpu"
+            norms = _norms(group, torch.float64 if careful and group[0].device.type != "mps" else None)
+            if at_once and on_cpu:
+                value = hypot(torch.stack(norms).tolist())
+                if not careful and not 1e-18 < value < 1e18:
+                    value = hypot(torch.stack(_norms(group, torch.float64)).tolist())
+                parts.append(value)
+            else:
+                parts.append(take(torch.linalg.vector_norm(torch.stack(norms)), at_once))
     return parts
 
 
@@ -55,16 +56,17 @@ def hypot(values: Iterable[float]) -> float:
     return math.hypot(*listed)
 
 
-def _dense(grad: torch.Tensor) -> torch.Tensor:
-    grad = grad.detach()
-    # A sparse gradient lists a row once per use: only the summed (coalesced) values make the norm.
-    return grad.coalesce().values() if grad.is_sparse else grad
-
-
-def _by_device(grads: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _groups(grads: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Gradients of one device and dtype each, sparse ones made of their summed values."""
+    first = grads[0]
+    device, dtype = first.device, first.dtype
+    if all(grad.dtype is dtype and grad.device == device and not grad.is_sparse for grad in grads):
+        return [grads]
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for grad in grads:
-        groups.setdefault((grad.device, grad.dtype), []).append(grad)
+        # A sparse gradient lists a row once per use: only the coalesced values make the norm.
+        dense = grad.coalesce().values() if grad.is_sparse else grad
+        groups.setdefault((grad.device, grad.dtype), []).append(dense)
     return list(groups.values())
 
 

@@ -81,10 +81,11 @@ def capture(roots: Roots) -> tuple[dict[str, Any], list[torch.Tensor]]:
 def restore(roots: Roots, tree: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     """Put a captured state back in place; ``tree`` must have been captured with these roots."""
     with torch.no_grad():
+        done: set[int] = set()  # a parameter is in its module and in its optimizer: one copy is enough
         for module, saved in _pairs(roots.modules, tree["modules"]):
-            _restore_module(module, saved, tensors)
+            _restore_module(module, saved, tensors, done)
         for optimizer, saved in _pairs(roots.optimizers, tree["optimizers"]):
-            _restore_optimizer(optimizer, saved, tensors)
+            _restore_optimizer(optimizer, saved, tensors, done)
         for scaler, saved in _pairs(roots.scalers, tree["scalers"]):
             for name, value in saved.items():
                 setattr(scaler, name, _put_back(getattr(scaler, name, None), value, tensors))
@@ -115,12 +116,20 @@ def _module_tree(module: torch.nn.Module, slot: Any) -> dict[str, Slot]:
     return {name: slot(tensor) for name, tensor in named.items() if not hasattr(tensor, "is_lazy")}
 
 
-def _restore_module(module: torch.nn.Module, saved: dict[str, Slot], tensors: list[torch.Tensor]) -> None:
+def _restore_module(
+    module: torch.nn.Module, saved: dict[str, Slot], tensors: list[torch.Tensor], done: set[int]
+) -> None:
     live = dict(module.named_parameters(remove_duplicate=False))
     live.update(module.named_buffers(remove_duplicate=False))
     for name, slot in saved.items():
         if name in live:
-            live[name].detach().copy_(tensors[slot.index])
+            _copy_once(live[name], slot, tensors, done)
+
+
+def _copy_once(live: torch.Tensor, slot: Slot, tensors: list[torch.Tensor], done: set[int]) -> None:
+    if slot.index not in done:
+        live.detach().copy_(tensors[slot.index])
+        done.add(slot.index)
 
 
 # -- optimizers ---------------------------------------------------------------------------------------------------
@@ -137,10 +146,10 @@ def _optimizer_tree(optimizer: Any, slot: Any) -> dict[str, Any]:
     }
 
 
-def _restore_optimizer(optimizer: Any, saved: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+def _restore_optimizer(optimizer: Any, saved: dict[str, Any], tensors: list[torch.Tensor], done: set[int]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter, slot in zip(parameters, saved["params"]):
-        parameter.detach().copy_(tensors[slot.index])
+        _copy_once(parameter, slot, tensors, done)
     for group, values in zip(optimizer.param_groups, saved["groups"]):
         for key, value in values.items():
             group[key] = _put_back(group.get(key), value, tensors)

@@ -69,6 +69,9 @@ def _struct(fields: tuple[Field, ...]) -> struct.Struct:
 
 
 STEP_STRUCT = _struct(STEP_FIELDS)
+#: (name, bit in ``known``, float or not) of the fields before the last two, flags and known, which are always known.
+_PLAN = [(f.name, 1 << i, f.code == "d") for i, f in enumerate(STEP_FIELDS[:-2])]
+_ALWAYS_KNOWN = 0b11 << len(_PLAN)
 _STEP_INDEX = {field.name: index for index, field in enumerate(STEP_FIELDS)}
 
 
@@ -105,23 +108,16 @@ def parse_header(data: bytes) -> dict[str, Any]:
 
 def pack_step(values: dict[str, float | int | None], flags: int) -> bytes:
     """One step record. A value that is missing or None is unknown: stored as 0 (NaN for floats), its bit unset."""
-    known = 0
+    known = _ALWAYS_KNOWN
     packed: list[float | int] = []
-    for index, field in enumerate(STEP_FIELDS):
-        value: float | int | None
-        if field.name == "flags":
-            value = flags
-        elif field.name == "known":
-            value = known | (1 << index)
-        else:
-            value = values.get(field.name)
+    for name, bit, is_float in _PLAN:
+        value = values.get(name)
         if value is None:
-            packed.append(math.nan if field.code == "d" else 0)
+            packed.append(math.nan if is_float else 0)
         else:
-            packed.append(value if field.code == "d" else int(value))
-            known |= 1 << index
-    packed[_STEP_INDEX["known"]] = known
-    return STEP_STRUCT.pack(*packed)
+            packed.append(value if is_float else int(value))
+            known |= bit
+    return STEP_STRUCT.pack(*packed, flags, known)
 
 
 def unpack_step(data: bytes) -> dict[str, float | int | None]:

@@ -369,6 +369,20 @@ async def test_an_unknown_theme_is_said_and_the_default_taken(make_run: Make) ->
         await settled(pilot)
 
 
+async def test_a_change_of_theme_changes_every_panel(make_run: Make) -> None:
+    run = make_run(300, eventfully=True)
+    async with ConsoleApp(run.run_dir, refresh_hz=0.5).run_test(size=(160, 45)) as pilot:
+        app = await settled(pilot)
+
+        def colours() -> list[set[object]]:
+            return [{s.style.bgcolor for s in panel.render_line(0) if s.style} for panel in app.screen.query(Panel)]
+
+        before = colours()
+        app.theme = "okabe-ito-light"
+        await pilot.pause(0.2)
+        assert all(not (old & new) for old, new in zip(before, colours()))
+
+
 async def test_no_color(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     run = make_run(300, eventfully=True)

@@ -37,6 +37,11 @@ def test_char_gpt_learns_in_low_precision(precision: str) -> None:
     assert losses[40] < 3.2
 
 
+def test_without_a_loss_scale_e4m3_flushes_the_gradients_and_nothing_is_learnt() -> None:
+    losses = column("loss", train("char_gpt", "--precision", "fp8-e4m3", "--scaler", "none", "--steps", "30").stdout)
+    assert losses[30] == pytest.approx(math.log(256), abs=0.3)
+
+
 def test_digits_cnn_reads_digits() -> None:
     output = train("digits_cnn", "--precision", "fp8-e5m2", "--steps", "150").stdout
     match = re.search(r"test: (\S+)% of 297 images right", output)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from textual.screen import Screen
 
 from fp8console.console.glyphs import Glyphs
+from fp8console.console.lines import ROLES
 from fp8console.console.snapshot import Snapshot
 from fp8console.console.widgets.headline import Headline
 from fp8console.console.widgets.keyline import KeyLine
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
 
 
 class RunScreen(Screen[None]):
-    """A full screen that shows a run; ``show`` is called with every new snapshot."""
+    """A full screen that shows a run; ``show`` is called with every new snapshot.
+
+    The roles' colours are component classes of the screen, not of each panel: Textual applies the stylesheet to every
+    component of every widget, which with twenty roles in eight panels is what a first paint would spend its time on.
+    """
+
+    COMPONENT_CLASSES = {f"role--{role}" for role in ROLES}
 
     @property
     def console_app(self) -> ConsoleApp:

@@ -104,7 +104,7 @@ class RetuneScreen(ModalScreen[dict[str, Any]]):
                 with Horizontal(classes="setting"):
                     yield Label(setting.title, classes="name", markup=False)
                     yield Label(setting.now(self._snapshot), classes="now", markup=False)
-                    yield Input(id=setting.name)
+                    yield Input(placeholder="keep", id=setting.name)
                     yield Label(setting.note(self._snapshot), classes="note", markup=False)
             yield Static("", id="trouble", classes="trouble", markup=False)
             yield Static("enter apply    tab next field    esc cancel", classes="keys")

@@ -11,6 +11,8 @@ from fp8console.console.glyphs import Glyphs
 from fp8console.console.lines import Line
 from fp8console.console.snapshot import Snapshot
 from fp8console.console.widgets.panel import Panel
+from fp8console.console.wording import short_number
+from fp8console.protocol.numbers import number
 
 #: Events of course: of several in a row only the newest is shown.
 ROUTINE = ("snapshot", "verified", "point_dropped")
@@ -56,13 +58,16 @@ def row(event: dict[str, Any], glyphs: Glyphs) -> Line:
     text = str(event.get("text") or event["kind"])
     if isinstance(step, int):
         text = without_step(text, step)
+    point = event.get("point")
+    if isinstance(point, dict) and (loss := number(point.get("loss"))) is not None:
+        text += f", loss {short_number(loss)}"
     return [(f"{when:<9} ", "faint"), (glyph, role), (" " + lines.clean(text), words)]
 
 
 def without_step(text: str, step: int) -> str:
     """The words without the step that stands before them already."""
-    for number in (f"{step:,}", str(step)):
-        for words in (f" at step {number}", f" since step {number}", f"step {number} ", f"step {number}: "):
+    for digits in (f"{step:,}", str(step)):
+        for words in (f" at step {digits}", f" since step {digits}", f"step {digits} ", f"step {digits}: "):
             shorter = text.replace(words, "", 1)
             if shorter != text and shorter.strip(" ,:"):
                 return shorter

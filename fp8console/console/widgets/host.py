@@ -15,6 +15,8 @@ from fp8console.console.wording import bytes_text, of_text, percent_text
 
 #: Less room than this for the run directory is a warning, in bytes.
 LITTLE_ROOM = 2e9
+#: Cells from which on words are written out.
+WIDE = 60
 
 
 class Host(Panel):
@@ -39,33 +41,34 @@ def rows(snapshot: Snapshot, glyphs: Glyphs, width: int, compact: bool) -> list[
     sample = snapshot.status.hardware
     host: dict[str, Any] = (sample or {}).get("host") or {}
     cpu = host.get("cpu_percent")
+    gap, cells = ("   ", 8) if width >= WIDE else ("  ", 3)
     first: Line = [("cpu ", "faint")]
-    first += [*bar(cpu / 100, 8, glyphs), (f" {cpu:.0f}%", "value")] if cpu is not None else [("unknown", "faint")]
-    first += [("   memory ", "faint"), (of_text(host.get("memory_used"), host.get("memory_total")), "value")]
+    first += [*bar(cpu / 100, cells, glyphs), (f" {cpu:.0f}%", "value")] if cpu is not None else [("unknown", "faint")]
+    first += [(gap + "memory ", "faint"), (of_text(host.get("memory_used"), host.get("memory_total")), "value")]
     free = host.get("run_dir_free")
     role = "warning" if free is not None and free < LITTLE_ROOM else "value"
     first += [
-        ("   run directory " if width >= 64 else "   disk ", "faint"),
+        (gap + ("run directory " if width >= WIDE else "disk "), "faint"),
         (bytes_text(free), role),
         (" free", "faint"),
     ]
-    second: Line = [("training ", "faint"), *_training(host, snapshot)]
+    second: Line = [("training ", "faint"), *_training(host, snapshot, gap)]
     if compact:
         return [first] if gpus_of(sample) else [first, [(lines.clean(no_gpus(sample)), "faint")]]
     return [first, second]
 
 
-def _training(host: dict[str, Any], snapshot: Snapshot) -> Line:
+def _training(host: dict[str, Any], snapshot: Snapshot, gap: str) -> Line:
     busy, resident = host.get("process_cpu_percent"), host.get("process_rss")
     status = snapshot.status
     spans: Line = [
         ("cpu ", "faint"),
         (f"{busy:.0f}%" if busy is not None else "unknown", "value"),
-        ("   memory ", "faint"),
+        (gap + "memory ", "faint"),
         (bytes_text(resident), "value"),
     ]
     if status.data_wait_share is not None:
-        spans += [("   data wait ", "faint"), (percent_text(status.data_wait_share), "value")]
+        spans += [(gap + "data wait ", "faint"), (percent_text(status.data_wait_share), "value")]
     if status.device_memory:
-        spans += [("   on device ", "faint"), (bytes_text(status.device_memory), "value")]
+        spans += [(gap + "on device ", "faint"), (bytes_text(status.device_memory), "value")]
     return spans

@@ -10,14 +10,12 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from fp8console.console.glyphs import UNICODE, Glyphs
-from fp8console.console.lines import ROLES, Line, clean
+from fp8console.console.lines import Line, clean
 from fp8console.console.snapshot import Snapshot
 
 
 class Panel(Widget):
     """Draws ``draw``'s lines. Textual repaints what is marked dirty, so what is marked decides the bytes sent."""
-
-    COMPONENT_CLASSES = {f"panel--{role}" for role in ROLES}
 
     def __init__(self, id: str | None = None, glyphs: Glyphs = UNICODE) -> None:
         super().__init__(id=id)
@@ -76,7 +74,7 @@ class Panel(Widget):
     def _style(self, role: str) -> Style:
         style = self._styles.get(role)
         if style is None:
-            style = self._styles[role] = self.get_component_rich_style(f"panel--{role}")
+            style = self._styles[role] = self.screen.get_component_rich_style(f"role--{role}")
         return style
 
     def _strip(self, line: Line, width: int) -> Strip:
