@@ -89,7 +89,7 @@ class ConsoleApp(App[str]):
         return themes.variable_defaults(self.current_theme)
 
     def get_default_screen(self) -> Screen[None]:
-        return MainScreen()
+        return MainScreen(self.glyphs)
 
     def on_mount(self) -> None:
         # After the first paint: the reader imports numpy, which would hold it up.
@@ -107,8 +107,10 @@ class ConsoleApp(App[str]):
 
     # Snapshots ------------------------------------------------------------------------------------------------------
 
-    def request(self) -> None:
-        """Ask for a new snapshot at once."""
+    def request(self, output_lines: int | None = None) -> None:
+        """Ask for a new snapshot at once; from now on with so many lines of output."""
+        if output_lines is not None:
+            self._reader.output_lines = output_lines
         self._reader.request()
 
     def _deliver(self, answer: Snapshot | Exception) -> None:

@@ -25,7 +25,9 @@ SPEAKING = ("pause", "resume", "step", "checkpoint", "rollback")
 #: A file that the probe leaves in the run directory when the script imports torch.
 TORCH_MARK = "torch"
 EVENTS_KEPT = 400
-OUTPUT_LINES = 1000
+#: Lines of output in a snapshot: enough for a panel, and more while a screen shows nothing else.
+OUTPUT_LINES = 60
+OUTPUT_LINES_MOST = 2000
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Snapshot:
     incidents: tuple[dict[str, Any], ...] = ()
     rollbacks: tuple[tuple[int, int], ...] = ()
     output: tuple[str, ...] = ()
+    output_limit: int = OUTPUT_LINES
     socket: str | None = None
     torch_imported: bool = False
 
@@ -90,6 +93,8 @@ class Reader(threading.Thread):
         self._run_dir = run_dir
         self._deliver = deliver
         self._wanted = threading.Event()
+        #: Lines of output to put into the next snapshots.
+        self.output_lines = OUTPUT_LINES
         self._stopped = False
         self._generation = -1
         self._seen = 0
@@ -132,7 +137,7 @@ class Reader(threading.Thread):
         moment = self._clock()
         now = status(run, moment)
         self._take_events(run)
-        steps = run.rank(0)
+        steps, limit = run.rank(0), self.output_lines
         return Snapshot(
             time=moment,
             status=now,
@@ -141,7 +146,8 @@ class Reader(threading.Thread):
             events=tuple(self._events),
             incidents=tuple(self._incidents[-EVENTS_KEPT:]),
             rollbacks=tuple(self._rollbacks),
-            output=tuple(run.output.lines(OUTPUT_LINES)),
+            output=tuple(run.output.lines(limit)),
+            output_limit=limit,
             torch_imported=(self._run_dir / TORCH_MARK).exists() or now.torch is not None or bool(len(steps)),
             socket=str(run.info["socket"]) if run.info.get("socket") else None,
         )

@@ -61,6 +61,7 @@ class Probe:
         self._address = address
         self._link: Link | None = None
         self._early: list[dict[str, Any]] = []
+        self._closed = False
         self._mark: float | None = None
         self._held = 0.0
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT)
@@ -144,8 +145,14 @@ class Probe:
 
     def close(self) -> None:
         """The end of the process: deliver what is pending, write what is queued."""
-        if self._link is None or not self.observer.live:
+        if self._link is None or self._closed:
             return
+        self._closed = True  # atexit and multiprocessing's finalizer may both come by
+        if self.guard.run("boundary", self.observer.finish_by_hand):
+            # Without an optimizer a step ends at the next zero_grad, and after the last there is none.
+            self.step += 1
+            host = HostValues(self.step, time.time(), None, self._device_memory, None, None, None, 0)
+            self.guard.run("records", self.readback.submit, (self.observer.window, host), self.observer.window.to_readings())
         self.guard.run("records", self.readback.drain)
         if self.points is not None:
             self.points.store.wait(30.0)
@@ -154,6 +161,7 @@ class Probe:
     def forget_parent(self) -> None:
         """In a forked child: it is another process, with no rank, no thread and no open step."""
         self._link = None
+        self._closed = False
         self.points = None
         self.step = 0
         self.agreement = Agreement(self._refuses)

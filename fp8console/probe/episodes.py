@@ -21,6 +21,8 @@ class Episodes:
 
     def note(self, step: int, values: dict[str, Any], flags: int) -> None:
         """Called with each finished record, in order."""
+        if not flags and not self._open:
+            return
         self._follow("skipped", bool(flags & FLAGS["skipped"]), step, values)
         self._follow("loss", bool(flags & FLAGS["loss_nonfinite"]), step, values)
         self._follow("grad_norm", bool(flags & FLAGS["grad_nonfinite"]), step, values)

@@ -31,29 +31,36 @@ def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[
     fp16 and bf16 gradients are summed in float32. A sharded gradient (DTensor) gives none: its global norm needs a
     collective, which a monitor must not start.
     """
+    if any(grad.requires_grad for grad in grads):
+        grads = [grad.detach() for grad in grads]  # kept by create_graph: the norm must not join that graph
     parts: list[Reading] = []
-    with torch.no_grad():
-        for group in _groups(grads):
-            if any(hasattr(grad, "_local_tensor") for grad in group if type(grad) is not torch.Tensor):
-                return []
-            on_cpu = group[0].device.type == "cpu"
-            norms = _norms(group, torch.float64 if careful and group[0].device.type != "mps" else None)
-            if at_once and on_cpu:
-                value = hypot(torch.stack(norms).tolist())
-                if not careful and not 1e-18 < value < 1e18:
-                    value = hypot(torch.stack(_norms(group, torch.float64)).tolist())
-                parts.append(value)
-            else:
-                parts.append(take(torch.linalg.vector_norm(torch.stack(norms)), at_once))
+    for group in _groups(grads):
+        if any(hasattr(grad, "_local_tensor") for grad in group if type(grad) is not torch.Tensor):
+            return []
+        device = group[0].device.type
+        norms = _norms(group, torch.float64 if careful and device != "mps" else None)
+        if at_once and device == "cpu":
+            value = hypot(_floats(norms))
+            if not careful and not 1e-18 < value < 1e18:
+                value = hypot(_floats(_norms(group, torch.float64)))
+            parts.append(value)
+        else:
+            parts.append(take(torch.linalg.vector_norm(torch.stack(norms)), at_once))
     return parts
+
+
+def _floats(norms: list[torch.Tensor]) -> list[float]:
+    # Joining the tensors first pays off from a handful on.
+    if len(norms) > 6:
+        return list(torch.stack(norms).tolist())
+    return [norm.tolist() for norm in norms]
 
 
 def hypot(values: Iterable[float]) -> float:
     """Root of the sum of squares; NaN if any value is NaN (math.hypot lets an infinity win over a NaN)."""
     listed = list(values)
-    if any(math.isnan(value) for value in listed):
-        return math.nan
-    return math.hypot(*listed)
+    total = math.hypot(*listed)
+    return math.nan if total == math.inf and any(map(math.isnan, listed)) else total
 
 
 def _groups(grads: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -55,6 +55,7 @@ class Observer:
         self._saved_lr: list[tuple[Any, Any, Any]] = []  # (group, script's value, ours)
         self._iterator: weakref.ref[Any] | None = None
         self._epochs: dict[int, int] = {}
+        self._by_hand: weakref.ref[Any] | None = None  # whose zero_grad ends a step, where no optimizer's step is seen
 
     # -- backward -------------------------------------------------------------------------------------------------
     def enter_backward(self, tensors: Any) -> bool:
@@ -308,6 +309,7 @@ class Observer:
         if not self.live or self._backward_depth or self._stepping or self.explicit or not self.window.micro_batches:
             return
         if not self.optimizers or self.backwards_without_step > ZERO_GRAD_PATIENCE:
+            self._by_hand = weakref.ref(owner)
             self.guard.run("gradients", self._note_norm_by_hand, owner)
             self._finish_step(keep_count=True)
 
@@ -339,6 +341,14 @@ class Observer:
         self._scaled_untracked = False
         if self.careful:
             self.careful -= 1
+
+    def finish_by_hand(self) -> bool:
+        """At the end of the process: whether a last step is still open that only a zero_grad would have ended."""
+        owner = self._by_hand() if self._by_hand is not None else None
+        if owner is None or not self.window.micro_batches or self.window.optimizers:
+            return False
+        self.guard.run("gradients", self._note_norm_by_hand, owner)
+        return True
 
     def _note_norm_by_hand(self, owner: Any) -> None:
         window = self.window

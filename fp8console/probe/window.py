@@ -61,7 +61,7 @@ class StepWindow:
         return flat
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostValues:
     """The part of a record that is known on the host at the boundary."""
 
@@ -81,27 +81,41 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
     loss: mean over micro-batches. grad_norm: hypot over optimizers of (scaled norm / scale). clip_coef: the smallest
     ``min(1, max_norm / (norm + 1e-6))`` over the calls, torch.nn.utils.clip_grad_norm_'s own formula.
     """
-    stream = iter(numbers)
-    losses = [_divide(next(stream), next(stream)) for _ in window.losses]
+    at = 0
+    losses = []
+    for _ in window.losses:
+        losses.append(_divide(numbers[at], numbers[at + 1]))
+        at += 2
     norms = []
     for norm in window.norms:
-        total = hypot([next(stream) for _ in norm.parts])
-        norms.append(_divide(total, next(stream)))
-    coefficients = [_clip_coefficient(next(stream), next(stream), next(stream)) for _ in window.clips]
-    found_inf = any(next(stream) > 0 for _ in window.found_inf)
-    scale = next(stream) if window.scale is not None else None
-    tracker = next(stream) if window.growth_tracker is not None else None
-    lr = next(stream) if window.lr is not None else None
+        end = at + len(norm.parts)
+        norms.append(_divide(hypot(numbers[at:end]), numbers[end]))
+        at = end + 1
+    coefficients = []
+    for _ in window.clips:
+        coefficients.append(_clip_coefficient(*numbers[at : at + 3]))
+        at += 3
+    end = at + len(window.found_inf)
+    found_inf = any(value > 0 for value in numbers[at:end])
+    rest = iter(numbers[end:])
+    scale = next(rest) if window.scale is not None else None
+    tracker = next(rest) if window.growth_tracker is not None else None
+    lr = next(rest) if window.lr is not None else None
 
     loss = _mean(losses) if losses else None
     grad_norm = hypot(norms) if norms and not window.norm_unknown else None
     clip_coef = min(coefficients) if coefficients and not any(math.isnan(c) for c in coefficients) else None
     flags = host.flags
-    flags |= FLAGS["skipped"] if found_inf else 0
-    flags |= FLAGS["loss_nonfinite"] if loss is not None and not math.isfinite(loss) else 0
-    flags |= FLAGS["grad_nonfinite"] if grad_norm is not None and not math.isfinite(grad_norm) else 0
-    flags |= FLAGS["clipped"] if clip_coef is not None and clip_coef < 1 else 0
-    flags |= FLAGS["scaled_clip"] if any(clip.scale is not None for clip in window.clips) else 0
+    if found_inf:
+        flags |= FLAGS["skipped"]
+    if loss is not None and not math.isfinite(loss):
+        flags |= FLAGS["loss_nonfinite"]
+    if grad_norm is not None and not math.isfinite(grad_norm):
+        flags |= FLAGS["grad_nonfinite"]
+    if clip_coef is not None and clip_coef < 1:
+        flags |= FLAGS["clipped"]
+    if window.clips and any(clip.scale is not None for clip in window.clips):
+        flags |= FLAGS["scaled_clip"]
     values = {
         "step": host.step,
         "time": host.time,

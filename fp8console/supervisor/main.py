@@ -194,9 +194,8 @@ class Supervisor:
         """A command of the supervisor's own; only its failure is an event."""
 
         def answer(state: dict[str, Any]) -> None:
-            if state["state"] == "refused" and not str(state["reason"]).startswith("the training has ended"):
-                text = f"{command['name']} (unasked) was not applied: {state['reason']}"
-                self.event("notice", text, part="checkpoints" if command["name"] == "checkpoint" else "snapshots")
+            if state["state"] == "refused" and command["name"] == "checkpoint" and self.coordinator.complete:
+                self.event("notice", f"the unasked checkpoint was not written: {state['reason']}", part="checkpoints")
 
         self.coordinator.submit(Request(uuid.uuid4().hex[:8], command, answer, internal=True))
 

@@ -13,5 +13,4 @@ for _ in range(args.steps):
     truth(loss=loss.item(), grad_norm=norm(net.parameters()), micro_batches=1, lr=None, scale=None)
     for parameter in net.parameters():
         parameter.data.add_(parameter.grad, alpha=-0.05)
-net.zero_grad()
 finish(args, list(net.parameters()))

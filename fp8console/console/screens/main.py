@@ -7,6 +7,7 @@ from textual.binding import Binding
 from textual.containers import Container, Vertical
 from textual.events import Resize
 
+from fp8console.console.glyphs import Glyphs
 from fp8console.console.headlines import no_step_words
 from fp8console.console.screens.base import RunScreen
 from fp8console.console.snapshot import Snapshot
@@ -38,25 +39,27 @@ class MainScreen(RunScreen):
         Binding("escape", "cursor_off", "no time cursor", show=False),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, glyphs: Glyphs) -> None:
         super().__init__()
+        named = (("loss", LOSS), ("norm", NORM), ("scale", SCALE))
+        self._plots = [Plot(series, id=name, glyphs=glyphs) for name, series in named]
+        self._gpus = Gpus(id="gpus", glyphs=glyphs)
+        self._host = Host(id="host", glyphs=glyphs)
+        self._events = Events(id="events", glyphs=glyphs)
+        self._output = Output(id="output", glyphs=glyphs)
+        self._keys = KeyLine(keys(glyphs.arrows, ended=False))
         self._view = View()
         self._alone: int | None = None
         self._stacked = False
 
     def compose(self) -> ComposeResult:
-        glyphs = self.glyphs
-        yield Headline(id="headline", glyphs=glyphs)
+        yield Headline(id="headline", glyphs=self.glyphs)
         with Container(id="body"):
             with Vertical(id="plots"):
-                for series, name in ((LOSS, "loss"), (NORM, "norm"), (SCALE, "scale")):
-                    yield Plot(series, id=name, glyphs=glyphs)
+                yield from self._plots
             with Vertical(id="side"):
-                yield Gpus(id="gpus", glyphs=glyphs)
-                yield Host(id="host", glyphs=glyphs)
-                yield Events(id="events", glyphs=glyphs)
-                yield Output(id="output", glyphs=glyphs)
-        yield KeyLine(keys(glyphs.arrows, ended=False))
+                yield from (self._gpus, self._host, self._events, self._output)
+        yield self._keys
 
     def on_mount(self) -> None:
         self._arrange()
@@ -69,14 +72,14 @@ class MainScreen(RunScreen):
         super().show(snapshot)
         self._arrange_side(snapshot)
         words = no_step_words(snapshot) if not snapshot.count else ()
-        for plot in self.query(Plot):
+        for plot in self._plots:
             plot.empty = words if plot.role.first else ()
             if plot.display:
                 plot.show(snapshot)
-        for panel in (*self.query(Gpus), *self.query(Host), *self.query(Events), *self.query(Output)):
+        for panel in (self._gpus, self._host, self._events, self._output):
             if panel.display:
                 panel.show(snapshot)
-        self.query_one(KeyLine).show_keys(keys(self.glyphs.arrows, snapshot.ended))
+        self._keys.show_keys(keys(self.glyphs.arrows, snapshot.ended))
 
     def _arrange(self) -> None:
         """Places for what the size of the screen has room for."""
@@ -85,7 +88,7 @@ class MainScreen(RunScreen):
         width, height = self.app.size
         self._stacked = width < WIDE
         self.query_one("#body").set_class(self._stacked, "stacked")
-        plots = list(self.query(Plot))
+        plots = self._plots
         single = self._stacked and height < TALL
         alone = self._alone if self._alone is not None else (0 if single else None)
         shown = [plot for index, plot in enumerate(plots) if alone is None or index == alone]
@@ -112,8 +115,7 @@ class MainScreen(RunScreen):
     def _arrange_side(self, snapshot: Snapshot) -> None:
         """Heights that depend on what there is: GPUs, and in the end the output in the events' place."""
         height = self.app.size.height
-        gpus, host = self.query_one(Gpus), self.query_one(Host)
-        events, output = self.query_one(Events), self.query_one(Output)
+        gpus, host, events, output = self._gpus, self._host, self._events, self._output
         ended = snapshot.ended
         there = bool(gpus_of(snapshot.status.hardware))
         gpus.first = not self._stacked
@@ -163,7 +165,7 @@ class MainScreen(RunScreen):
             return
         newest = snapshot.count - 1
         shown = window(snapshot.count, self._view.share, snapshot.ended)
-        cells = max(1, next(plot.size.width for plot in self.query(Plot) if plot.display) - GUTTER - 3)
+        cells = max(1, next(plot.size.width for plot in self._plots if plot.display) - GUTTER - 3)
         by = max(1, shown.length // cells) * columns
         place = (newest if self._view.cursor is None else self._view.cursor) + by
         cursor = None if place > newest else max(shown.start, place)
@@ -175,7 +177,7 @@ class MainScreen(RunScreen):
 
     def _look(self, view: View) -> None:
         self._view = view
-        for plot in self.query(Plot):
+        for plot in self._plots:
             plot.view = view
             if plot.display:
                 plot.redraw()

@@ -8,7 +8,7 @@ from textual.widgets import Log
 
 from fp8console.console.lines import clean
 from fp8console.console.screens.base import RunScreen
-from fp8console.console.snapshot import Snapshot
+from fp8console.console.snapshot import OUTPUT_LINES, OUTPUT_LINES_MOST, Snapshot
 from fp8console.console.widgets.headline import Headline
 from fp8console.console.widgets.keyline import KeyLine
 
@@ -31,11 +31,15 @@ class OutputScreen(RunScreen):
 
     def on_mount(self) -> None:
         super().on_mount()
+        self.console_app.request(OUTPUT_LINES_MOST)
         self.query_one(Log).focus()
+
+    def on_unmount(self) -> None:
+        self.console_app.request(OUTPUT_LINES)
 
     def show(self, snapshot: Snapshot) -> None:
         super().show(snapshot)
-        if snapshot.output == self._shown:
+        if snapshot.output_limit < OUTPUT_LINES_MOST or snapshot.output == self._shown:
             return
         log = self.query_one(Log)
         log.border_subtitle = f"the last {len(snapshot.output):,} lines of output.log"

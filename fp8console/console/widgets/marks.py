@@ -103,8 +103,9 @@ def rug(marks: Marks, glyphs: Glyphs, rows: int) -> list[list[tuple[str, str]]]:
     lower = steering if rows > 1 else trouble
     _put(lower, marks.abandoned, (glyphs.dashed, "abandoned"))
     _put(lower, marks.points, (glyphs.restore_point, "point"))
-    _put(trouble, marks.skipped, (glyphs.skipped, "skipped"))
+    # A plot marks what is not finite of its own curve at its foot, so here the skip is what would go unseen.
     _put(trouble, marks.nonfinite, (glyphs.alert, "alert"))
+    _put(trouble, marks.skipped, (glyphs.skipped, "skipped"))
     _put(lower, marks.rollbacks, (glyphs.rollback, "rollback"))
     return [trouble, steering][: max(1, rows)]
 

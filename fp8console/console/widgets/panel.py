@@ -21,6 +21,7 @@ class Panel(Widget):
         super().__init__(id=id)
         self.glyphs = glyphs
         self.snapshot: Snapshot | None = None
+        self._lines: list[Line] = []
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}
 
@@ -43,17 +44,19 @@ class Panel(Widget):
         if not width or not height or not self.is_attached:
             return
         drawn = self.outline(width, height) if self.snapshot is None else self.draw(self.snapshot, width, height)
-        strips = [self._strip(line, width) for line in drawn[:height]]
-        strips += [Strip.blank(width, self._style("text"))] * (height - len(strips))
-        before, self._strips = self._strips, strips
-        if len(before) != len(strips) or (before and before[0].cell_length != width):
+        drawn = drawn[:height] + [[]] * (height - len(drawn))
+        if len(drawn) != len(self._strips) or self._strips[0].cell_length != width:
+            self._lines, self._strips = drawn, [self._strip(line, width) for line in drawn]
             self.refresh()
             return
-        regions = [
-            Region(*span, 1)
-            for y, (old, new) in enumerate(zip(before, strips))
-            if (span := _changed(y, old, new)) is not None
-        ]
+        regions: list[Region] = []
+        for y, (old, new) in enumerate(zip(self._lines, drawn)):
+            if old != new:
+                strip = self._strip(new, width)
+                left, right = _changed(self._strips[y], strip)
+                self._strips[y] = strip
+                regions.append(Region(left, y, right - left, 1))
+        self._lines = drawn
         if regions:
             self.refresh(*regions)
 
@@ -64,8 +67,10 @@ class Panel(Widget):
 
     def notify_style_update(self) -> None:
         self._styles.clear()
+        self._lines = []
         super().notify_style_update()
         if self.is_attached and self._strips:
+            self._strips = []
             self.redraw()
 
     def _on_resize(self, event: Resize) -> None:
@@ -80,39 +85,34 @@ class Panel(Widget):
     def _strip(self, line: Line, width: int) -> Strip:
         plain = not self.glyphs.braille
         segments = [Segment(clean(text, plain), self._style(role)) for text, role in line if text]
-        return Strip(segments).adjust_cell_length(width, self._style("text")).simplify()
+        return Strip(segments).adjust_cell_length(width, self._style("text"))
 
 
-def _changed(y: int, old: Strip, new: Strip) -> tuple[int, int, int] | None:
-    """Where two strips of one length differ, as (x, y, width); None where they do not."""
-    if old == new:
-        return None
+def _changed(old: Strip, new: Strip) -> tuple[int, int]:
+    """The first column where two strips of one length differ, and the column after the last one."""
     width = new.cell_length
-    left = 0
+    left = _equal_cells(list(old), list(new))
+    right = width - _equal_cells(list(reversed(list(old))), list(reversed(list(new))), backwards=True)
+    return (left, right) if left < right else (0, width)
+
+
+def _equal_cells(old: list[Segment], new: list[Segment], backwards: bool = False) -> int:
+    """Cells that two lists of segments begin (or, given backwards, end) with alike."""
+    cells = 0
     for before, after in zip(old, new):
-        if before != after:
-            if before.style == after.style:
-                left += _common(before.text, after.text)
-            break
-        left += after.cell_length
-    right = width
-    for before, after in zip(reversed(list(old)), reversed(list(new))):
-        if before != after:
-            if before.style == after.style:
-                right -= _common(before.text[::-1], after.text[::-1])
-            break
-        right -= after.cell_length
-    left, right = min(left, width - 1), max(right, 1)
-    return (left, y, right - left) if right > left else (0, y, width)
+        if before == after:
+            cells += after.cell_length
+            continue
+        if before.style == after.style and _is_narrow(before.text) and _is_narrow(after.text):
+            pairs = zip(before.text[::-1], after.text[::-1]) if backwards else zip(before.text, after.text)
+            for a, b in pairs:
+                if a != b:
+                    break
+                cells += 1
+        break
+    return cells
 
 
-def _common(one: str, other: str) -> int:
-    """Length of the common start; 0 for text whose cells are not its characters."""
-    if not (one.isascii() or all(ord(c) < 0x3000 for c in one)) or not all(ord(c) < 0x3000 for c in other):
-        return 0
-    length = 0
-    for a, b in zip(one, other):
-        if a != b:
-            break
-        length += 1
-    return length
+def _is_narrow(text: str) -> bool:
+    """Whether every character takes one cell, for sure."""
+    return text.isascii() or all(character < "\u0300" or "\u2000" < character < "\u2e00" for character in text)
