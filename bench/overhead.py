@@ -169,7 +169,9 @@ def supervised(seconds: float, folder: Path) -> list[dict[str, Any]]:
     env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run_dir = folder / "supervised"
     command = [sys.executable, "-m", "fp8console"]
-    subprocess.run([*command, "--detach", "--run-dir", str(run_dir), str(script)], env=env, check=True, capture_output=True)
+    subprocess.run(
+        [*command, "--detach", "--run-dir", str(run_dir), str(script)], env=env, check=True, capture_output=True
+    )
     from fp8console.protocol.client import send
     from fp8console.runs.run import Run
 
@@ -230,7 +232,13 @@ def measure(quick: bool) -> list[dict[str, Any]]:
                     # Read late is a device's way; on a CPU its extra tensors are work of the host, so no budget.
                     ours = name == "hooks"
                     figures.append(
-                        figure(f"trivial step, {name}", extra, "us more", "<= 60" if ours else "", extra <= 60 if ours else None)
+                        figure(
+                            f"trivial step, {name}",
+                            extra,
+                            "us more",
+                            "<= 60" if ours else "",
+                            extra <= 60 if ours else None,
+                        )
                     )
                 else:
                     figures.append(figure(f"{kind} step, {name} / unhooked", ratio, "ratio", "<= 1.01", ratio <= 1.01))
@@ -250,7 +258,9 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     figures = measure(args.quick)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    )
     if args.json:
         print(json.dumps({"figures": figures, "machine": machine, "date": time.strftime("%Y-%m-%d")}))
         return 0

@@ -1,4 +1,4 @@
-"""Without a terminal: the training's output goes through, a progress line comes every few seconds, signals are handed on."""
+"""Without a terminal: output goes through, a progress line comes every few seconds, signals are handed on."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def launch(argv: list[str], options: LaunchOptions) -> int:
         return _headless(run_dir)
     if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         terminal = os.environ.get("TERM") or "(TERM is not set)"
-        say(f"terminal {terminal} can't show the console; going on without it. Attach from another: fp8console attach {run_id}")
+        say(f"terminal {terminal} can't show the console; going on without. From another: fp8console attach {run_id}")
         return _headless(run_dir)
     return _console(run_dir, options)
 

@@ -34,7 +34,7 @@ class Run:
         return self._probe is not None
 
     def register(self, name: str, item: Any) -> None:
-        """Make ``item`` part of every restore point. It needs ``state_dict()`` and ``load_state_dict()``: TypeError else."""
+        """Make ``item`` part of every restore point. TypeError unless it has ``state_dict`` and ``load_state_dict``."""
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(item, method, None)):
                 raise TypeError(f"register({name!r}, ...): a {type(item).__name__} has no {method}()")
@@ -68,7 +68,7 @@ class Run:
         self._probe.data = None
 
     def step(self, loss: Any = None) -> None:
-        """An explicit step boundary; once called, the only kind. ``loss`` (a scalar tensor or number) overrides ours."""
+        """An explicit step boundary; once called, the only kind. ``loss``: a scalar, in place of ours."""
         if self._probe is not None:
             self._hand_over()
             self._probe.observer.explicit_step(loss)

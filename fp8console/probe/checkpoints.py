@@ -121,7 +121,7 @@ class CheckpointStore:
 
     def _prune(self) -> None:
         """Remove this rank's untagged checkpoints but the newest ``keep``; tagged ones stay for ever."""
-        found = sorted(step for step, tag in self.list() if tag is None)
+        found = sorted(step for step, tag in self.complete() if tag is None)
         for step in found[: -self._keep]:
             folder = self._root / folder_name(step, None)
             shutil.rmtree(folder / f"rank-{self._rank}", ignore_errors=True)
@@ -131,7 +131,7 @@ class CheckpointStore:
                 pass  # another rank's is still there
             self._on_event("dropped", {"step": step, "reason": f"only the newest {self._keep} untagged ones are kept"})
 
-    def list(self) -> list[tuple[int, str | None]]:
+    def complete(self) -> list[tuple[int, str | None]]:
         """(step, tag) of the complete checkpoints of this rank."""
         if not self._root.is_dir():
             return []
@@ -139,8 +139,8 @@ class CheckpointStore:
         return [about for about, entry in parsed if about and (entry / f"rank-{self._rank}" / MANIFEST).is_file()]
 
     def load(self, step: int) -> tuple[dict[str, Any], list[torch.Tensor], dict[str, Any]]:
-        """(tree, tensors, manifest) of a checkpoint, after its files' digests were found right. Raises CheckpointError."""
-        tags = [tag for found, tag in self.list() if found == step]
+        """(tree, tensors, manifest) of a checkpoint whose files' digests were found right. Raises CheckpointError."""
+        tags = [tag for found, tag in self.complete() if found == step]
         if not tags:
             raise CheckpointError(f"no checkpoint of step {step:,} on disk")
         folder = self._root / folder_name(step, tags[0]) / f"rank-{self._rank}"
@@ -150,7 +150,9 @@ class CheckpointStore:
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{folder / MANIFEST} can't be read: {error}") from None
         if _sha256(folder / STATE) != wanted:
-            raise CheckpointError(f"{folder / STATE} is damaged: its SHA-256 is not the manifest's; choose another point")
+            raise CheckpointError(
+                f"{folder / STATE} is damaged: its SHA-256 is not the manifest's; choose another point"
+            )
         # The whole tree of a training's state goes beyond what weights_only admits (schedulers hold what they like);
         # the file is this user's own, in a folder only they can write, and was verified a line above.
         loaded = torch.load(folder / STATE, map_location="cpu", weights_only=False)

@@ -88,7 +88,9 @@ class Probe:
 
     def notice_total(self, total_steps: int) -> None:
         """The script has said how many steps it will take."""
-        self.event("notice", f"the script takes {total_steps:,} steps", None, part="total_steps", total_steps=total_steps)
+        self.event(
+            "notice", f"the script takes {total_steps:,} steps", None, part="total_steps", total_steps=total_steps
+        )
 
     def _part_failed(self, part: str, reason: str) -> None:
         self.event("fault", f"{PARTS[part]} switched off: {reason}", self.step or None, part=part, reason=reason)
@@ -152,7 +154,9 @@ class Probe:
             # Without an optimizer a step ends at the next zero_grad, and after the last there is none.
             self.step += 1
             host = HostValues(self.step, time.time(), None, self._device_memory, None, None, None, 0)
-            self.guard.run("records", self.readback.submit, (self.observer.window, host), self.observer.window.to_readings())
+            self.guard.run(
+                "records", self.readback.submit, (self.observer.window, host), self.observer.window.to_readings()
+            )
         self.guard.run("records", self.readback.drain)
         if self.points is not None:
             self.points.store.wait(30.0)
@@ -210,7 +214,7 @@ class Probe:
         self._held += seconds
 
     def catch_up(self) -> None:
-        """Finish and write the records of all steps so far; waits for the device, so only where training holds anyway."""
+        """Finish and write the records of all steps so far; waits for the device: only where training holds anyway."""
         self.guard.run("records", self.readback.drain)
         if self._link is not None:
             self._link.flush()

@@ -3,8 +3,8 @@
 Each tensor's bytes are read as 64-bit integers in rows of ``COLUMNS`` (a prime, so that no natural shape lines up with
 it) and summed by column modulo 2^64; from tensor to tensor the sums are multiplied by an odd constant and added, which
 loses nothing modulo 2^64 and keeps the order; the result, with shapes and dtypes, goes through SHA-256. Any one changed
-element changes its column; only several changes that cancel within one column go unseen. It tells a wrong restore from a right
-one; it is no defence against somebody who wants to deceive it (checkpoints on disk have SHA-256 of the files).
+element changes its column; only several changes that cancel within one column go unseen. It tells a wrong restore from
+a right one; it is no defence against somebody who wants to deceive it (checkpoints have SHA-256 of their files).
 """
 
 from __future__ import annotations

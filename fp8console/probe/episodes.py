@@ -38,7 +38,9 @@ class Episodes:
             del self._open[what]
             first, last, count = running
             if count > 1:
-                name = {"skipped": "skipped steps", "loss": "non-finite loss", "grad_norm": "non-finite gradients"}[what]
+                name = {"skipped": "skipped steps", "loss": "non-finite loss", "grad_norm": "non-finite gradients"}[
+                    what
+                ]
                 text = f"{name} over: {count} from step {first:,} to {last:,}"
                 self._event("recovered", text, step, of=what, since=first, until=last, count=count)
 

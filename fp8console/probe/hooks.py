@@ -43,7 +43,9 @@ class Patches:
             if (owner, name) in self._traceable or getattr(wrapped, "_torchdynamo_disable", False):
                 continue
             hidden = _outside_graphs(wrapped)
-            if getattr(owner, name, None) is wrapped or (isinstance(owner, type) and owner.__dict__.get(name) is wrapped):
+            if getattr(owner, name, None) is wrapped or (
+                isinstance(owner, type) and owner.__dict__.get(name) is wrapped
+            ):
                 setattr(owner, name, hidden)
             self._done[index] = (owner, name, original, hidden)
 
@@ -72,8 +74,8 @@ def install(probe: Any, patches: Patches) -> None:
     for owner in (torch.nn.utils.clip_grad, torch.nn.utils):
         if hasattr(owner, "clip_grad_norm_"):
             patches.replace(owner, "clip_grad_norm_", lambda original: _clip(probe, original), traceable=True)
-    for owner in (torch.nn.Module, optimizer.Optimizer):
-        patches.replace(owner, "zero_grad", lambda original: _before(probe.before_zero_grad, original), traceable=True)
+    for whose in (torch.nn.Module, optimizer.Optimizer):
+        patches.replace(whose, "zero_grad", lambda original: _before(probe.before_zero_grad, original), traceable=True)
     patches.replace(lr_scheduler.LRScheduler, "__init__", lambda original: _after(probe.scheduler_made, original))
     patches.replace(optimizer.Optimizer, "__init__", lambda original: _after(probe.optimizer_made, original))
     iterator = dataloader._BaseDataLoaderIter
@@ -91,7 +93,7 @@ def hook_scaler_class(probe: Any, patches: Patches, scaler_class: type) -> None:
     """Hook the methods that ``scaler_class`` itself defines; for subclasses (ShardedGradScaler) when one is made."""
     for name, make in (("scale", _scale), ("unscale_", _unscale), ("step", _scaler_step), ("update", _scaler_update)):
         if name in scaler_class.__dict__:
-            patches.replace(scaler_class, name, lambda original, make=make: make(probe, original))
+            patches.replace(scaler_class, name, functools.partial(make, probe))
 
 
 class _OptimizerHooks:

@@ -25,7 +25,7 @@ class AfterImport:
         for name in [name for name in self._actions if name in sys.modules]:
             self._actions.pop(name)(sys.modules[name])
         if self._actions:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self._actions or name in self._searching:
@@ -45,7 +45,7 @@ class AfterImport:
             original(module)
             action = self._actions.pop(name, None)
             if not self._actions and self in sys.meta_path:
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
             if action is not None:
                 action(module)
 

@@ -32,7 +32,7 @@ def _torch_imported(torch: ModuleType) -> None:
         version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
         (run_dir / "torch").touch()  # tells the supervisor that torch was imported at all
         if version < OLDEST_TORCH:
-            text = f"torch {torch.__version__} is too old: fp8console measures from torch 2.4 on; the training runs unmeasured"
+            text = f"torch {torch.__version__} is too old to be measured (2.4 or newer is needed); the training runs on"
             early_event(run_dir, "notice", text, part="probe")
             return
         _install(run_dir)
@@ -73,7 +73,9 @@ def _install(run_dir: Path) -> None:
 def _forked(probe: Any) -> None:
     probe.forget_parent()
     # multiprocessing clears its finalizers in a fork.
-    multiprocessing.util.register_after_fork(probe, lambda self: multiprocessing.util.Finalize(None, self.close, exitpriority=100))
+    multiprocessing.util.register_after_fork(
+        probe, lambda self: multiprocessing.util.Finalize(None, self.close, exitpriority=100)
+    )
 
 
 def early_event(run_dir: Path, kind: str, text: str, **fields: Any) -> None:

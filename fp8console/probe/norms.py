@@ -53,7 +53,7 @@ def _floats(norms: list[torch.Tensor]) -> list[float]:
     # Joining the tensors first pays off from a handful on.
     if len(norms) > 6:
         return list(torch.stack(norms).tolist())
-    return [norm.tolist() for norm in norms]
+    return [norm.item() for norm in norms]
 
 
 def hypot(values: Iterable[float]) -> float:

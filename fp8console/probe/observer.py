@@ -22,7 +22,7 @@ MOST_LOSSES = 256
 
 
 class Observer:
-    """Receives the hooks' calls. ``at_boundary()`` is called at the end of each step, ``notice(text, part)`` for news."""
+    """Receives the hooks' calls; calls ``at_boundary()`` at the end of each step, ``notice(text, part)`` for news."""
 
     def __init__(self, guard: Guard, at_boundary: Callable[[], None], notice: Callable[[str, str], None]) -> None:
         self.guard = guard
@@ -71,10 +71,9 @@ class Observer:
 
     def _note_loss(self, tensors: Any) -> None:
         window = self.window
-        if self._stepping:
-            # A closure runs backward once per evaluation: the first loss is the step's, a mean over a line search isn't.
-            if window.losses and window.micro_batches:
-                return
+        if self._stepping and window.losses and window.micro_batches:
+            # A closure runs backward once per evaluation: the first loss is the step's, a line search's mean is not.
+            return
         window.micro_batches += 1
         self.backwards_without_step += 1
         self.on_backward(self.backwards_without_step)
@@ -195,7 +194,9 @@ class Observer:
             scaler = self.active_scaler()
             scale = None if scaler is None else self._scale_now(scaler)
             if scale is not None:
-                text = "the script clips gradients that still carry the loss scale: call scaler.unscale_(optimizer) first"
+                text = (
+                    "the script clips gradients that still carry the loss scale: call scaler.unscale_(optimizer) first"
+                )
                 self._once("scaled_clip", text, "clipping")
         limit = take(max_norm, self.at_once) if isinstance(max_norm, torch.Tensor) else float(max_norm)
         listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
@@ -293,7 +294,9 @@ class Observer:
         grads = [grad for grad in norms.gradients(optimizer) if not grad.is_sparse]
         if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):
             return
-        total = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()).to(grads[0].device) for g in grads]))
+        total = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(g.float()).to(grads[0].device) for g in grads])
+        )
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer's gradients are still scaled
         limit = self.clip_norm if scale is None else scale.to(total.device) * self.clip_norm
         coefficient = torch.clamp(limit / (total + 1e-6), max=1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from fp8console.protocol import records
 
@@ -19,7 +20,7 @@ QUEUE = 200_000
 class Recorder:
     """Appends fixed-width records to one file. Never leaves a torn record in the middle of it."""
 
-    def __init__(self, path: Path, spool: Path | None = None, **about: object) -> None:
+    def __init__(self, path: Path, spool: Path | None = None, **about: Any) -> None:
         self.lost = 0
         self.problem: str | None = None
         self.last_step = 0

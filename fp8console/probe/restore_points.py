@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class RestorePoints:
         self.cadence = FIRST_CADENCE if settings.snapshot_budget > 0 else 0
         self.cost: tuple[float, int] | None = None  # (seconds, bytes) of the last snapshot
         self._cadence_from = 1
+        self._seconds: deque[float] = deque(maxlen=3)
         self._probe = probe
         self._guard: Guard = probe.guard
         self._event: Callable[..., None] = probe.event
@@ -50,7 +51,6 @@ class RestorePoints:
         """Take a snapshot into the ring; None when it is switched off."""
         if not self._guard.on("snapshots"):
             return None
-        started = time.perf_counter()
         try:
             point = self.ring.take(self.roots(), step, about)
         except MemoryError as error:
@@ -59,10 +59,14 @@ class RestorePoints:
         except Exception as error:
             self._guard.fail("snapshots", error)
             return None
-        self.cost = (time.perf_counter() - started, point.bytes)
+        # The least of the last few: the first one's memory was new, and a busy moment says nothing about the next.
+        self._seconds.append(point.seconds)
+        self.cost = (min(self._seconds), point.bytes)
         return point
 
-    def checkpoint(self, step: int, about: dict[str, Any], tag: str | None, done: Callable[[dict[str, Any]], None]) -> None:
+    def checkpoint(
+        self, step: int, about: dict[str, Any], tag: str | None, done: Callable[[dict[str, Any]], None]
+    ) -> None:
         """Copy the state now and write it to disk behind the training's back; ``done`` hears of the end."""
         point = self.ring.find(step) or self.ring.take(self.roots(), step, about, keep=False)
         self.store.save(point, tag, done)
@@ -91,9 +95,9 @@ class RestorePoints:
     # -- going back -----------------------------------------------------------------------------------------------
     def missing(self, step: int) -> str | None:
         """Why there is no going back to ``step``, or None when there is."""
-        if self.ring.find(step) is not None or any(found == step for found, _ in self.store.list()):
+        if self.ring.find(step) is not None or any(found == step for found, _ in self.store.complete()):
             return None
-        steps = sorted({point.step for point in self.ring.points} | {found for found, _ in self.store.list()})
+        steps = sorted({point.step for point in self.ring.points} | {found for found, _ in self.store.complete()})
         listed = ", ".join(f"{have:,}" for have in steps[-8:]) or "none yet"
         return f"no restore point at step {step:,}; there are: {listed}"
 
@@ -108,14 +112,21 @@ class RestorePoints:
             tree, tensors, manifest = self.store.load(step)
             roots = self.roots()
             if len(tree["modules"]) > len(roots.modules) or len(tree["optimizers"]) > len(roots.optimizers):
-                raise CheckpointError(f"the checkpoint of step {step:,} does not fit this training's modules and optimizers")
+                raise CheckpointError(
+                    f"the checkpoint of step {step:,} does not fit this training's modules and optimizers"
+                )
             wanted = str(manifest["digest"])
             point = Snapshot(step, roots, tree, tensors, dict(manifest["point"]), 0, 0.0, digest=wanted)
         point.wait()
         state.restore(point.roots, point.tree, point.host)
         found = live_digest(point)
-        return {"where": where, "digest": found, "digests_equal": found == wanted, "point": point.about,
-            "registered": sorted(point.tree["registered"])}
+        return {
+            "where": where,
+            "digest": found,
+            "digests_equal": found == wanted,
+            "point": point.about,
+            "registered": sorted(point.tree["registered"]),
+        }
 
     def forget_after(self, step: int) -> None:
         self.ring.forget_after(step)
@@ -128,8 +139,16 @@ class RestorePoints:
         if point not in self.ring.points:
             return
         verified = point.digest is not None
-        about = {**point.about, "bytes": point.bytes, "seconds": point.seconds, "verified": verified, "kind": "snapshot"}
-        self._event("snapshot", f"snapshot{', verified' if verified else ''}", point.step, point=about, digest=point.digest)
+        about = {
+            **point.about,
+            "bytes": point.bytes,
+            "seconds": point.seconds,
+            "verified": verified,
+            "kind": "snapshot",
+        }
+        self._event(
+            "snapshot", f"snapshot{', verified' if verified else ''}", point.step, point=about, digest=point.digest
+        )
 
     def _store_event(self, what: str, details: dict[str, Any]) -> None:
         step = details["step"]
@@ -144,7 +163,7 @@ class RestorePoints:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that can be had without swapping, by /proc/meminfo, and the control group's limit if lower."""
+    """Bytes of host memory that can be had without swapping, by /proc/meminfo, or what the control group leaves."""
     available = 4 * 2**30
     try:
         with open("/proc/meminfo") as file:

@@ -25,7 +25,7 @@ def _start() -> None:
         def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]
             return PathFinder.find_spec(name, [here]) if name == "fp8console" else None
 
-    sys.meta_path.insert(0, PackageFinder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, PackageFinder)
     from fp8console.probe import install
 
     install.arm()

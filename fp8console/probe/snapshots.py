@@ -99,8 +99,10 @@ class SnapshotRing:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if keep:
             self._make_room(size)
-        host, events = copy_to_host(tensors, self._spare if keep else [], self._late)
-        self._spare = []
+        spare: list[torch.Tensor] = []
+        if keep:
+            spare, self._spare = self._spare, []
+        host, events = copy_to_host(tensors, spare, self._late)
         seconds = time.perf_counter() - started
         snapshot = Snapshot(step, roots, tree, host, about, size, seconds, events)
         if keep:
@@ -150,6 +152,14 @@ class SnapshotRing:
                 snapshot.digest = None
             snapshot.ready.set()
             self._on_event("ready", snapshot, "")
+            self._prepare_spare(snapshot)
+
+    def _prepare_spare(self, like: Snapshot) -> None:
+        """Get the memory of the next snapshot ready here: touching new pages costs several times the copy itself."""
+        limit = min(self.count, self.memory_bytes // max(like.bytes, 1))
+        if self._spare or len(self.points) >= limit or like not in self.points:
+            return
+        self._spare = [_host_like(tensor, bool(like.copied)).zero_() for tensor in like.host]
 
 
 def copy_to_host(
@@ -167,7 +177,7 @@ def copy_to_host(
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             on_cuda = tensor.device.type == "cuda"
-            target = spare[index] if fits else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_cuda)
+            target = spare[index] if fits else _host_like(tensor, on_cuda)
             target.copy_(tensor, non_blocking=on_cuda or late)
             host.append(target)
             if on_cuda:
@@ -178,3 +188,7 @@ def copy_to_host(
         event.record(torch.cuda.current_stream(device))
         events.append(event)
     return host, events
+
+
+def _host_like(tensor: torch.Tensor, pinned: bool) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)

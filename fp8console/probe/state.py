@@ -41,7 +41,9 @@ def find_modules() -> list[weakref.ref[torch.nn.Module]]:
 
     ``issubclass(type(x), ...)`` and not isinstance: lazy proxies answer isinstance by running code.
     """
-    modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module) and "_modules" in item.__dict__]
+    modules = [
+        item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module) and "_modules" in item.__dict__
+    ]
     children = {id(child) for module in modules for child in module._modules.values() if child is not None}
     roots = [module for module in modules if id(module) not in children]
     return [weakref.ref(module) for module in roots if _holds_tensors(module)]
@@ -111,7 +113,7 @@ def plain_part(tree: dict[str, Any], like: dict[str, Any] | None = None) -> dict
 
 # -- modules ------------------------------------------------------------------------------------------------------
 def _module_tree(module: torch.nn.Module, slot: Any) -> dict[str, Slot]:
-    named = dict(module.named_parameters(remove_duplicate=False))
+    named: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     named.update(module.named_buffers(remove_duplicate=False))
     return {name: slot(tensor) for name, tensor in named.items() if not hasattr(tensor, "is_lazy")}
 
@@ -119,7 +121,7 @@ def _module_tree(module: torch.nn.Module, slot: Any) -> dict[str, Slot]:
 def _restore_module(
     module: torch.nn.Module, saved: dict[str, Slot], tensors: list[torch.Tensor], done: set[int]
 ) -> None:
-    live = dict(module.named_parameters(remove_duplicate=False))
+    live: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     live.update(module.named_buffers(remove_duplicate=False))
     for name, slot in saved.items():
         if name in live:
@@ -140,7 +142,8 @@ def _optimizer_tree(optimizer: Any, slot: Any) -> dict[str, Any]:
         # Parameters that no module holds are state too.
         "params": [slot(parameter) for parameter in parameters],
         "groups": [
-            {key: _flatten(value, slot) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+            {key: _flatten(value, slot) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
         ],
         "state": {index[id(key)]: _flatten(value, slot) for key, value in optimizer.state.items() if id(key) in index},
     }
@@ -166,7 +169,9 @@ _SCALER_STATE = ("_scale", "_growth_tracker", "_hysteresis_tracker")
 
 
 def _scaler_tree(scaler: Any, slot: Any) -> dict[str, Any]:
-    state = {name: getattr(scaler, name) for name in _SCALER_STATE if isinstance(getattr(scaler, name, None), torch.Tensor)}
+    state = {
+        name: getattr(scaler, name) for name in _SCALER_STATE if isinstance(getattr(scaler, name, None), torch.Tensor)
+    }
     return {name: slot(value) for name, value in state.items()}
 
 

@@ -52,8 +52,8 @@ class Steering:
             return f"{wanted[0]} can't be set: this run has no enabled GradScaler in use"
         if "hysteresis" in wanted and not hasattr(scaler, "hysteresis"):
             return f"hysteresis can't be set: {type(scaler).__name__} has none"
-        floor = command["floor"] if "floor" in command else self.floor
-        cap = command["cap"] if "cap" in command else self.cap
+        floor = command.get("floor", self.floor)
+        cap = command.get("cap", self.cap)
         if floor is not None and cap is not None and floor > cap:
             return f"floor {floor:g} would be over cap {cap:g}"
         scale = command.get("scale")

@@ -13,7 +13,7 @@ from fp8console.protocol.records import FLAGS
 
 @dataclass
 class Norm:
-    """Gradient norms of one optimizer's step: readings whose hypot is its L2 norm, times the loss scale if ``scaled``."""
+    """Gradient norms of one optimizer's step: their hypot is its L2 norm, times ``scale`` if there is one."""
 
     parts: list[Reading]
     scale: Reading | None = None
@@ -21,7 +21,7 @@ class Norm:
 
 @dataclass
 class Clip:
-    """One call of ``clip_grad_norm_``: the norm it saw, the maximum it was given, the scale if gradients still had it."""
+    """One call of ``clip_grad_norm_``: the norm it saw, the maximum it was given, the scale if it was still in."""
 
     norm: Reading
     max_norm: Reading
@@ -31,7 +31,7 @@ class Clip:
 
 @dataclass
 class StepWindow:
-    """The readings of the step under way. A reading is a float, or a 0-d tensor that still has to travel to the host."""
+    """The readings of the step under way. A reading is a float, or a 0-d tensor that has yet to reach the host."""
 
     losses: list[tuple[Reading, Reading | None]] = field(default_factory=list)  # (loss, scale to divide by)
     micro_batches: int = 0

@@ -141,13 +141,18 @@ class Coordinator:
         # A checkpoint is answered when it is on disk, but frees the queue once its copy is taken.
         copied = asyncio.ensure_future(_all(taken))
         await asyncio.wait({finishing, copied}, return_when=asyncio.FIRST_COMPLETED)
-        for future in (copied, *taken):
+        copied.cancel()
+        for future in taken:
             future.cancel()
         for peer in peers:
             peer.waiting.pop(("taken", request.id), None)
 
     async def _finish(
-        self, request: Request, command: dict[str, Any], peers: list[RankPeer], done: list[asyncio.Future[dict[str, Any]]]
+        self,
+        request: Request,
+        command: dict[str, Any],
+        peers: list[RankPeer],
+        done: list[asyncio.Future[dict[str, Any]]],
     ) -> None:
         try:
             answers = await _all(done)

@@ -70,13 +70,20 @@ class Supervisor:
             return status
         self.info["training"] = self.training.who.to_json()
         self.save()
-        self.event("launched", "started " + " ".join(self.info["command"]), pid=self.training.who.pid, command=self.info["command"])
+        self.event(
+            "launched",
+            "started " + " ".join(self.info["command"]),
+            pid=self.training.who.pid,
+            command=self.info["command"],
+        )
         os.write(ready, b"ok\n")
         os.close(ready)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told_to_end, number)
-        background = [loop.create_task(task) for task in (self.coordinator.run(), self._ticks(), self._sample(), self._git())]
+        background = [
+            loop.create_task(task) for task in (self.coordinator.run(), self._ticks(), self._sample(), self._git())
+        ]
         status, signal_name = await self.training.wait()
         self.coordinator.end("the training has ended")
         await asyncio.sleep(LINGER)
@@ -119,14 +126,18 @@ class Supervisor:
         self.info["versions"]["torch"] = hello.get("torch")
         self.save()
         about = {key: hello.get(key) for key in ("rank", "world_size", "pid", "torch", "device")}
-        self.event("rank_joined", f"rank {peer.rank} joined: torch {hello.get('torch')} on {hello.get('device')}", **about)
+        self.event(
+            "rank_joined", f"rank {peer.rank} joined: torch {hello.get('torch')} on {hello.get('device')}", **about
+        )
         self.coordinator.joined(peer)
 
     def _rank_said(self, peer: RankPeer, message: dict[str, Any]) -> None:
         if "progress" in message:
             peer.progress = message
         elif "fault" in message:
-            self.event("fault", str(message.get("reason")), part=message["fault"], reason=message.get("reason"), rank=peer.rank)
+            self.event(
+                "fault", str(message.get("reason")), part=message["fault"], reason=message.get("reason"), rank=peer.rank
+            )
         elif peer.rank == min(self.coordinator.ranks, default=peer.rank):
             if "point" in message:
                 point = message["point"]
@@ -163,7 +174,9 @@ class Supervisor:
 
     def _note_answer(self, id: str, command: dict[str, Any], text: str, state: dict[str, Any]) -> None:
         if state["state"] == "refused":
-            self.event("refused", f"not applied: {text}: {state['reason']}", id=id, command=command, reason=state["reason"])
+            self.event(
+                "refused", f"not applied: {text}: {state['reason']}", id=id, command=command, reason=state["reason"]
+            )
             return
         step = state.get("step")
         at = f" at step {step:,}" if step is not None else ""

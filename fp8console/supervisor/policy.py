@@ -37,8 +37,8 @@ def worth_changing(now: int, wanted: int) -> bool:
 def resolve_point(points: list[dict[str, Any]], word: str) -> int | str:
     """The step that "best" or "last-good" means among the restore points, or a line on why there is none.
 
-    best: the lowest loss (mean of the 20 steps before the point), among sound points if there are any. last-good: the newest that was verified, taken after
-    10 steps without a skip or a non-finite value.
+    A sound point was verified, and taken after 10 steps without a skip or a non-finite value. last-good: the newest
+    sound one. best: the lowest loss (mean of the 20 steps before the point), among sound ones if there are any.
     """
     if not points:
         return "there is no restore point yet"

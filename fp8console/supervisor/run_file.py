@@ -19,7 +19,16 @@ from fp8console.protocol.settings import Settings
 
 #: Environment variables that decide how a training runs; others (which may hold secrets) are not stored.
 PREFIXES = ("CUDA_", "HIP_", "ROCR_", "HSA_", "NCCL_", "RCCL_", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "SLURM_", "AMD_")
-NAMES = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHASHSEED", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+NAMES = (
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "RANK",
+)
 
 
 def describe(run_id: str, name: str, command: list[str], cwd: str, python: str, settings: Settings) -> dict[str, Any]:

@@ -98,4 +98,6 @@ def describe_end(status: int, signal_name: str | None) -> dict[str, Any]:
     """The text of an end, for the event."""
     if signal_name is not None:
         return {"text": f"the training was ended by {signal_name} (exit status {status})"}
-    return {"text": "the training finished, exit status 0" if status == 0 else f"the training failed, exit status {status}"}
+    return {
+        "text": "the training finished, exit status 0" if status == 0 else f"the training failed, exit status {status}"
+    }

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 import running
+
 from fp8console.protocol import identity
 
 

@@ -92,7 +92,9 @@ def fp8console(folder: Path, *words: str, timeout: float = 120, **more: str) -> 
     """Run the command line and collect what it says."""
     command = [sys.executable, "-m", "fp8console", *words]
     env = environment(folder, **more)
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        command, env=env, cwd=folder, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+    )
 
 
 def run(folder: Path, *words: str, options: tuple[str, ...] = (), **more: str) -> Run:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-
 import running
+import torch
 
 SAMPLES = {
     "char_gpt": ("--precision", "fp8-e5m2", "--steps", "30", "--inject", "spike@12"),

@@ -12,7 +12,6 @@ import venv
 from pathlib import Path
 
 import pytest
-
 import running
 
 
@@ -47,7 +46,9 @@ def test_module_and_other_launchers(tmp_path: Path) -> None:
 def test_an_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    (theirs / "sitecustomize.py").write_text("import sys\nprint('their sitecustomize', sys.modules[__name__].__file__)\n")
+    (theirs / "sitecustomize.py").write_text(
+        "import sys\nprint('their sitecustomize', sys.modules[__name__].__file__)\n"
+    )
     path = os.pathsep.join([str(theirs), str(running.ROOT)])
     run = running.run(tmp_path / "run", running.training("endings"), "ok", PYTHONPATH=path)
     assert f"their sitecustomize {theirs}" in run.output()
@@ -130,7 +131,9 @@ def test_a_torch_too_old_runs_unharmed_and_is_said_so(tmp_path: Path) -> None:
 def test_an_interpreter_without_torch_is_said_so(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"
-    run = running.run(tmp_path / "r", running.training("no_torch"), options=("--python", str(python)), PYTHONPATH=str(running.ROOT))
+    run = running.run(
+        tmp_path / "r", running.training("no_torch"), options=("--python", str(python)), PYTHONPATH=str(running.ROOT)
+    )
     assert run.result is not None and run.result.returncode == 0, run.result.stderr
     assert "no torch in" in run.result.stderr and "--python" in run.result.stderr
 
@@ -148,7 +151,9 @@ def test_a_talkative_script_is_neither_slowed_nor_cut(tmp_path: Path) -> None:
 
 def test_headless_hands_sigterm_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fp8console", "--run-dir", str(tmp_path / "run"), running.training("chatty"), "60"]
-    process = subprocess.Popen(command, env=running.environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=running.environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     run = running.Run(tmp_path, tmp_path / "run")
     run.wait_until(lambda: (tmp_path / "run" / "steps.0.rec").exists() and len(run.records()) > 3)
     process.send_signal(signal.SIGTERM)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import running
 
 TRAININGS = [
@@ -84,7 +83,10 @@ def test_a_disabled_scaler_is_said_and_shows_no_scale(tmp_path: Path) -> None:
 def test_nan_and_inf_reach_json(tmp_path: Path) -> None:
     run = running.run(tmp_path, running.training("odd_numbers"))
     exported = running.fp8console(tmp_path, "export", str(run.run_dir), "--format", "jsonl")
-    rows = [json.loads(line, parse_constant=lambda text: pytest.fail(f"bare {text}")) for line in exported.stdout.splitlines()]
+    rows = [
+        json.loads(line, parse_constant=lambda text: pytest.fail(f"bare {text}"))
+        for line in exported.stdout.splitlines()
+    ]
     assert [row["loss"] for row in rows][1] == "NaN"
     assert [row["loss"] for row in rows][2] == "Infinity" or math.isnan(run.records()[2]["loss"])
     kinds = [(event["what"], event["step"]) for event in run.events("nonfinite", rank=0)]

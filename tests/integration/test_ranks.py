@@ -18,7 +18,7 @@ def test_every_command_is_applied_by_both_ranks_at_the_same_step(tmp_path: Path,
     run.wait_for_step(20, timeout=120)
     commands: list[tuple[str, ...]] = []
     for round_ in range(5):
-        commands += [("set", f"scale={2.0**(8 + round_)}"), ("pause",), ("step", "2"), ("resume",)]
+        commands += [("set", f"scale={2.0 ** (8 + round_)}"), ("pause",), ("step", "2"), ("resume",)]
     answers = [run.ctl(*words) for words in commands]
     assert [answer["state"] for answer in answers] == ["applied"] * 20
     assert all(answer["detail"]["ranks"] == 2 and "steps" not in answer["detail"] for answer in answers)

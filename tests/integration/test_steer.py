@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 import running
 
 CHAR_GPT = str(running.ROOT / "sample_models" / "char_gpt.py")

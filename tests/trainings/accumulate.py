@@ -9,9 +9,9 @@ net = model()
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
-for step in range(args.steps):
+for _ in range(args.steps):
     losses = []
-    for _ in range(args.accumulate):
+    for _micro in range(args.accumulate):
         x, y = batch()
         loss = torch.nn.functional.mse_loss(net(x), y) / args.accumulate
         losses.append(loss.item())

@@ -47,7 +47,9 @@ def finish(args, parameters):
 
 
 def model(width=8):
-    return torch.nn.Sequential(torch.nn.Linear(width, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+    return torch.nn.Sequential(
+        torch.nn.Linear(width, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
+    )
 
 
 def batch(width=8, rows=32):

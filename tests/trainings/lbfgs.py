@@ -11,7 +11,7 @@ optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4)
 for _ in range(args.steps):
     seen = []
 
-    def closure():
+    def closure(seen=seen):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(net(x), y)
         loss.backward()
