@@ -9,9 +9,15 @@ thread, so ranks that wait in a collective can't block it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+
+#: Seconds that the training waits for a decision. The supervisor gives up on a silent rank long before; this is for a
+#: supervisor that hangs itself (stopped, or stuck on a disk) without its connection ending.
+HOLD_SECONDS = 60.0
 
 
 @dataclass
@@ -27,9 +33,12 @@ class Agreed:
 class Agreement:
     """One command at a time between a reader thread and the training thread."""
 
-    def __init__(self, check: Callable[[dict[str, Any]], str | None] = lambda command: None) -> None:
+    def __init__(
+        self, check: Callable[[dict[str, Any]], str | None] = lambda command: None, hold_seconds: float = HOLD_SECONDS
+    ) -> None:
         self._condition = threading.Condition()
         self._check = check
+        self._hold_seconds = hold_seconds
         self._step = 0
         self._paused = False
         self._agreed: Agreed | None = None
@@ -38,7 +47,10 @@ class Agreement:
     # -- reader thread --------------------------------------------------------------------------------------------
     def prepare(self, id: str, command: dict[str, Any]) -> dict[str, Any]:
         """Promise to hold; the answer for the supervisor: ``step``, ``paused``, ``refused`` (reason or None)."""
-        reason = self._check(command)
+        try:
+            reason = self._check(command)
+        except Exception as error:
+            reason = f"it can't be checked here: {type(error).__name__}: {error}"
         with self._condition:
             self._lost = False
             if reason is None:
@@ -46,12 +58,14 @@ class Agreement:
                 self._agreed = Agreed(id, command, hold_at)
             return {"prepared": id, "step": self._step, "paused": self._paused, "refused": reason}
 
-    def commit(self, id: str, step: int) -> None:
-        """The command is to be applied at boundary ``step``."""
+    def commit(self, id: str, step: int) -> str | None:
+        """The command is to be applied at boundary ``step``; the reason if it won't be."""
         with self._condition:
-            if self._agreed is not None and self._agreed.id == id:
-                self._agreed.step = step
-                self._condition.notify_all()
+            if self._agreed is None or self._agreed.id != id:
+                return f"the training went on at step {self._step:,}: the decision came too late"
+            self._agreed.step = step
+            self._condition.notify_all()
+            return None
 
     def abort(self, id: str) -> None:
         """Another rank refused: forget the command."""
@@ -68,6 +82,11 @@ class Agreement:
                 self._agreed = None
             self._condition.notify_all()
 
+    def supervisor_found(self) -> None:
+        """There is a connection (again)."""
+        with self._condition:
+            self._lost = False
+
     # -- training thread ------------------------------------------------------------------------------------------
     def arrive(self, step: int) -> Agreed | None:
         """The training has reached boundary ``step``: what is to be applied here, after waiting for the decision."""
@@ -75,16 +94,26 @@ class Agreement:
             self._step = step
             if self._agreed is None:
                 return None
+            end = time.monotonic() + self._hold_seconds
             while self._agreed is not None and self._agreed.step is None and self._agreed.hold_at <= step:
-                self._condition.wait()
+                if not self._condition.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
+                    self._agreed = None
             return self._take(step)
 
     def wait_paused(self, timeout: float) -> Agreed | None:
-        """While paused: the next command to be applied at this step, or None after ``timeout`` seconds."""
+        """While paused: the next decided command, or None after ``timeout`` seconds.
+
+        It is taken whatever its step: a training that holds never reaches another (other ranks may run on, after a
+        restart for one).
+        """
         with self._condition:
             self._paused = True
             self._condition.wait_for(lambda: self._agreed is not None and self._agreed.step is not None, timeout)
-            return self._take(self._step)
+            agreed = self._agreed
+            if agreed is None or agreed.step is None:
+                return None
+            self._agreed = None
+            return agreed
 
     def unpause(self) -> None:
         """The training goes on."""

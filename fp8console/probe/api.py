@@ -56,16 +56,19 @@ class Run:
         self._hand_over()
         self._probe.data = data
         again = True
-        while again:
-            again = False
-            for batch in loader:
-                yield batch
-                if data.restart:
-                    # The iterator in hand goes on where it was; only a new one starts from the restored state.
-                    data.restart = False
-                    again = True
-                    break
-        self._probe.data = None
+        try:
+            while again:
+                again = False
+                for batch in loader:
+                    yield batch
+                    if data.restart:
+                        # The iterator in hand goes on where it was; only a new one starts from the restored state.
+                        data.restart = False
+                        again = True
+                        break
+        finally:
+            if self._probe.data is data:  # not when the script has begun another loop meanwhile
+                self._probe.data = None
 
     def step(self, loss: Any = None) -> None:
         """An explicit step boundary; once called, the only kind. ``loss``: a scalar, in place of ours."""

@@ -26,6 +26,10 @@ STATE = "state.pt"
 MANIFEST = "manifest.json"
 
 
+#: Checkpoints that may wait for the disk at a time: each holds a copy of the whole state in memory.
+MOST_PENDING = 3
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint that can't be read or is not what its manifest says."""
 
@@ -50,40 +54,74 @@ class CheckpointStore:
         self._on_event = on_event  # ("saved" | "failed" | "dropped", details)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._abandoned = False
+        self._tidied = False
 
     def save(self, snapshot: Snapshot, tag: str | None, done: Callable[[dict[str, Any]], None]) -> None:
         """Write ``snapshot``; ``done`` gets {"ok", "path", "digest", "reason"} when it is on disk or failed."""
-        snapshot.pinned_down = True
+        holder = object()
+        snapshot.holders.add(holder)
         # A daemon: a disk that hangs must not keep the interpreter from ending; close() waits a while for it.
         thread = threading.Thread(
-            target=self._write, args=(snapshot, tag, done), name="fp8console-checkpoint", daemon=True
+            target=self._write, args=(snapshot, tag, done, holder), name="fp8console-checkpoint", daemon=True
         )
         self._threads = [thread for thread in self._threads if thread.is_alive()] + [thread]
         thread.start()
 
+    @property
+    def pending(self) -> int:
+        """Checkpoints that are not yet on disk."""
+        return sum(thread.is_alive() for thread in self._threads)
+
     def wait(self, seconds: float | None = None) -> None:
-        """Until everything that was asked for is written, or the time is over."""
+        """Until everything that was asked for is written, or the time is over: what is unfinished is given up then.
+
+        (A thread that is inside torch while the interpreter ends would abort the process.)
+        """
         end = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
             thread.join(None if end is None else max(0.0, end - time.monotonic()))
+        if self.pending:
+            self._abandoned = True
+            for thread in self._threads:
+                thread.join(1.0)
 
-    def _write(self, snapshot: Snapshot, tag: str | None, done: Callable[[dict[str, Any]], None]) -> None:
+    def _write(
+        self, snapshot: Snapshot, tag: str | None, done: Callable[[dict[str, Any]], None], holder: object
+    ) -> None:
         with self._lock:
             try:
+                self._tidy()
                 result = self._write_aside(snapshot, tag)
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                self._on_event("failed", {"step": snapshot.step, "reason": reason})
+                reason = _reason(error)
                 result = {"ok": False, "reason": f"the checkpoint could not be written: {reason}"}
-            snapshot.pinned_down = False
-            if result["ok"]:
-                self._on_event("saved", {**snapshot.about, **result, "tag": tag})
-                self._prune()
+                self._on_event("failed", {"step": snapshot.step, "reason": reason})
+            finally:
+                snapshot.holders.discard(holder)
+            try:
+                if result["ok"]:
+                    self._on_event("saved", {**snapshot.about, **result, "tag": tag})
+                    self._prune()
+            except OSError as error:
+                self._on_event("failed", {"step": snapshot.step, "reason": f"older ones stay: {_reason(error)}"})
         done(result)
+
+    def _tidy(self) -> None:
+        """Once: remove what killed processes of this rank had not finished, writing or removing."""
+        if self._tidied:
+            return
+        self._tidied = True
+        for left in self._root.glob(f"step-*/.rank-{self._rank}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _check_wanted(self) -> None:
+        if self._abandoned:
+            raise OSError("given up, the process ends")
 
     def _write_aside(self, snapshot: Snapshot, tag: str | None) -> dict[str, Any]:
         started = time.perf_counter()
-        value = snapshot.compute_digest()
+        value = snapshot.compute_digest(lambda: self._abandoned)
         final = self._root / folder_name(snapshot.step, tag) / f"rank-{self._rank}"
         aside = final.parent / f".rank-{self._rank}.{os.getpid()}.tmp"
         final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,7 +129,7 @@ class CheckpointStore:
         aside.mkdir(mode=0o700)
         try:
             with open(aside / STATE, "wb") as file:
-                torch.save({"tree": snapshot.tree, "tensors": snapshot.host}, file)
+                torch.save({"tree": snapshot.tree, "tensors": snapshot.host}, _Checked(file, self._check_wanted))
                 file.flush()
                 os.fsync(file.fileno())
             manifest = {
@@ -109,7 +147,8 @@ class CheckpointStore:
                 text.flush()
                 os.fsync(text.fileno())
             _sync_folder(aside)
-            shutil.rmtree(final, ignore_errors=True)
+            self._check_wanted()
+            _remove(final)
             os.rename(aside, final)
             _sync_folder(final.parent)
         except BaseException:
@@ -124,7 +163,7 @@ class CheckpointStore:
         found = sorted(step for step, tag in self.complete() if tag is None)
         for step in found[: -self._keep]:
             folder = self._root / folder_name(step, None)
-            shutil.rmtree(folder / f"rank-{self._rank}", ignore_errors=True)
+            _remove(folder / f"rank-{self._rank}")
             try:
                 folder.rmdir()
             except OSError:
@@ -143,20 +182,70 @@ class CheckpointStore:
         tags = [tag for found, tag in self.complete() if found == step]
         if not tags:
             raise CheckpointError(f"no checkpoint of step {step:,} on disk")
-        folder = self._root / folder_name(step, tags[0]) / f"rank-{self._rank}"
+        for tag in tags[:-1]:
+            try:
+                return self._load(self._root / folder_name(step, tag) / f"rank-{self._rank}")
+            except CheckpointError:
+                continue  # the same state lies there under another tag
+        return self._load(self._root / folder_name(step, tags[-1]) / f"rank-{self._rank}")
+
+    def _load(self, folder: Path) -> tuple[dict[str, Any], list[torch.Tensor], dict[str, Any]]:
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
             wanted = manifest["files"][STATE]["sha256"]
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder / MANIFEST} can't be read: {error}") from None
-        if _sha256(folder / STATE) != wanted:
+            manifest["digest"], manifest["point"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{folder / MANIFEST} can't be read: {_reason(error)}") from None
+        try:
+            found = _sha256(folder / STATE)
+        except OSError as error:
+            raise CheckpointError(f"{folder / STATE} can't be read: {_reason(error)}") from None
+        if found != wanted:
             raise CheckpointError(
                 f"{folder / STATE} is damaged: its SHA-256 is not the manifest's; choose another point"
             )
         # The whole tree of a training's state goes beyond what weights_only admits (schedulers hold what they like);
         # the file is this user's own, in a folder only they can write, and was verified a line above.
-        loaded = torch.load(folder / STATE, map_location="cpu", weights_only=False)
-        return loaded["tree"], loaded["tensors"], manifest
+        try:
+            loaded = torch.load(folder / STATE, map_location="cpu", weights_only=False)
+            return loaded["tree"], loaded["tensors"], manifest
+        except Exception as error:
+            raise CheckpointError(f"{folder / STATE} can't be loaded: {_reason(error)}") from None
+
+
+class _Checked:
+    """A file for torch.save that asks before each write whether it is still wanted."""
+
+    def __init__(self, file: Any, check: Callable[[], None]) -> None:
+        self._file = file
+        self._check = check
+
+    def write(self, data: Any) -> int:
+        self._check()
+        return int(self._file.write(data))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in words: torch hides a full disk behind a complaint of its own about positions."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return f"{type(error).__name__}: {error}"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a finished checkpoint; it loses its final name first, so that a kill in between leaves no half of one."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

@@ -17,6 +17,8 @@ class StepCycle:
     PATIENCE = 12
     #: Rounds that differ before only the last key of a round is looked at.
     IRREGULAR = 3
+    #: Updates that end no step after which the cycle is learnt anew (the other optimizers are used no more).
+    LONGEST = 64
 
     def __init__(self) -> None:
         self._leader: Hashable = None
@@ -25,15 +27,23 @@ class StepCycle:
         self._round: tuple[Hashable, ...] = ()
         self._mismatches = 0
         self._since_leader = 0
+        self._since_end = 0
 
     def closes(self, key: Hashable) -> bool:
         """Whether the update with this key ends a step."""
+        if self._since_end >= self.LONGEST:
+            self.__init__()  # type: ignore[misc]
+        ends = self._ends(key)
+        self._since_end = 0 if ends else self._since_end + 1
+        return ends
+
+    def _ends(self, key: Hashable) -> bool:
         if self._leader is None:
             self._leader = key
         self._since_leader = 0 if key == self._leader else self._since_leader + 1
         if self._since_leader > self.PATIENCE and len(self._keys) > 1:
             self.__init__()  # type: ignore[misc]
-            return self.closes(key)
+            return self._ends(key)
         self._keys.add(key)
         if len(self._keys) == 1:
             self._current = [key]

@@ -47,8 +47,13 @@ class Episodes:
     def _begin(self, what: str, step: int, values: dict[str, Any]) -> None:
         scale = values.get("scale")
         if what == "skipped":
-            at = f" at scale {scale_text(scale)}" if scale is not None else ""
-            self._event("skipped", f"step skipped: overflow{at}", step, scale=scale)
+            loss = values.get("loss")
+            if loss is not None and not math.isfinite(loss):
+                # No scale can mend that: the forward pass made it.
+                text = f"step skipped: the loss is {value_text(loss)}, whatever the scale"
+            else:
+                text = "step skipped: overflow" + (f" at scale {scale_text(scale)}" if scale is not None else "")
+            self._event("skipped", text, step, scale=scale)
             return
         if what == "grad_norm" and "skipped" in self._open:
             return  # an overflow that the scaler caught: said already

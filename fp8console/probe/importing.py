@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -13,47 +14,57 @@ class AfterImport:
     """A meta path finder that calls ``actions[name](module)`` once, after ``name``'s own code has run.
 
     The module's loader keeps its type and place: only its ``exec_module`` is shadowed on the instance for the one call,
-    so ``inspect``, pickling and ``importlib.reload`` see what they would see without it.
+    so ``inspect``, pickling and ``importlib.reload`` see what they would see without it. An action that fails does not
+    fail the import.
     """
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = dict(actions)
-        self._searching: set[str] = set()
+        self._searching: set[tuple[str, int]] = set()
 
     def arm(self) -> None:
         """Start watching; modules that are there already are served at once."""
         for name in [name for name in self._actions if name in sys.modules]:
-            self._actions.pop(name)(sys.modules[name])
+            self._act(name, sys.modules[name])
         if self._actions:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in self._actions or name in self._searching:
+        search = (name, threading.get_ident())
+        if name not in self._actions or search in self._searching:
             return None
-        self._searching.add(name)
+        self._searching.add(search)
         try:
             spec = self._search(name, path, target)
         finally:
-            self._searching.discard(name)
+            self._searching.discard(search)
         loader = getattr(spec, "loader", None)
         if loader is None or not hasattr(loader, "exec_module"):
             return spec
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
+            try:
+                del loader.exec_module
+            except AttributeError:
+                pass  # a finder that hands out one loader twice: shadowed twice, freed once
             original(module)
-            action = self._actions.pop(name, None)
+            if name in self._actions:
+                self._act(name, module)
             if not self._actions and self in sys.meta_path:
                 sys.meta_path.remove(self)
-            if action is not None:
-                action(module)
 
         try:
             loader.exec_module = exec_module
         except AttributeError:
             pass  # a loader with slots: this module goes unwatched
         return spec
+
+    def _act(self, name: str, module: ModuleType) -> None:
+        try:
+            self._actions.pop(name)(module)
+        except Exception:
+            pass  # the import is the script's
 
     def _search(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
         for finder in sys.meta_path:

@@ -22,6 +22,8 @@ TICK = 0.1
 #: Seconds between two progress messages, and between two tries to reach a supervisor that is gone.
 PROGRESS = 0.5
 RETRY = 2.0
+#: Messages kept for a supervisor that is gone or does not read; older ones are dropped.
+UNSENT = 10_000
 
 
 class Link:
@@ -63,8 +65,8 @@ class Link:
         self._recorder.add(record)
 
     def send(self, message: dict[str, Any]) -> None:
-        """A message for the supervisor, sent at once; dropped when there is none."""
-        self._out.append(encode(message))
+        """A message for the supervisor, sent at once; the oldest are dropped when none takes them."""
+        self._put(message)
         self._wake()
 
     def flush(self) -> None:
@@ -79,7 +81,20 @@ class Link:
         self._closing = True
         self._wake()
         self._thread.join(1.0)
+        if self._thread.is_alive() and not self._flush_lock.acquire(timeout=1.0):
+            return  # the thread hangs in a write: no more can be written, and the process must end
+        if self._thread.is_alive():
+            self._flush_lock.release()
         self.flush()
+        self._recorder.close()
+
+    def _put(self, message: dict[str, Any]) -> None:
+        while len(self._out) >= UNSENT:
+            try:
+                self._out.popleft()
+            except IndexError:
+                break
+        self._out.append(encode(message))
 
     def _wake(self) -> None:
         try:
@@ -112,7 +127,7 @@ class Link:
             self.idle()
             report = self.progress()
             if report is not None and self._socket is not None:
-                self._out.append(encode(report))
+                self._put(report)
 
     def _wait(self) -> bool:
         """Sleep until something happens or a tick has passed; True when the supervisor has said something."""
@@ -140,7 +155,8 @@ class Link:
             return
         self._socket = connection
         self._lines = LineBuffer()
-        self._out.appendleft(encode({"hello": "rank", **self.hello}))
+        self._out_rest = encode({"hello": "rank", **self.hello})
+        self.agreement.supervisor_found()
 
     def _receive(self) -> None:
         assert self._socket is not None
@@ -160,9 +176,12 @@ class Link:
 
     def _obey(self, message: dict[str, Any]) -> None:
         if "prepare" in message:
-            self._out.append(encode(self.agreement.prepare(str(message["prepare"]), message.get("command") or {})))
+            self._put(self.agreement.prepare(str(message["prepare"]), message.get("command") or {}))
         elif "commit" in message:
-            self.agreement.commit(str(message["commit"]), int(message["step"]))
+            step = int(message["step"])
+            reason = self.agreement.commit(str(message["commit"]), step)
+            if reason is not None:
+                self._put({"done": str(message["commit"]), "step": step, "ok": False, "reason": reason})
         elif "abort" in message:
             self.agreement.abort(str(message["abort"]))
 
@@ -170,7 +189,10 @@ class Link:
         assert self._socket is not None
         try:
             while self._out or self._out_rest:
-                data = self._out_rest or self._out.popleft()
+                try:
+                    data = self._out_rest or self._out.popleft()
+                except IndexError:
+                    return  # the training thread has just dropped the oldest
                 self._out_rest = data
                 sent = self._socket.send(data)
                 self._out_rest = data[sent:]
@@ -191,4 +213,4 @@ class Link:
         problem = self._recorder.problem or self._events.failed
         if problem is not None and problem != self._said_problem and self._socket is not None:
             self._said_problem = problem
-            self._out.append(encode({"fault": "records", "reason": f"records can't be written: {problem}"}))
+            self._put({"fault": "records", "reason": f"records can't be written: {problem}"})

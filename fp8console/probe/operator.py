@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from fp8console.probe.checkpoints import CheckpointError
-from fp8console.probe.episodes import setting_text
+from fp8console.probe.episodes import scale_text, setting_text, value_text
+from fp8console.probe.state import PartlyRestored
 
 #: Seconds that a paused training waits for a supervisor that is gone before it goes on by itself.
 ORPHAN_SECONDS = 60.0
@@ -47,9 +48,7 @@ class Operator:
         probe.catch_up()
         probe.event("paused", f"paused at step {step:,}", step)
         probe.catch_up()
-        if self._waiting_step is not None:
-            self._done(self._waiting_step, step, {})
-            self._waiting_step = None
+        self._end_waiting_step(step, {})
         lost_since: float | None = None
         while self._paused:
             agreed = probe.agreement.wait_paused(0.5)
@@ -75,7 +74,7 @@ class Operator:
         try:
             action = getattr(self, "_do_" + command["name"])
             detail = action(id, command, step)
-        except CheckpointError as error:
+        except (CheckpointError, PartlyRestored) as error:
             self._refused(id, step, str(error))
         except Exception as error:
             self._probe.guard.fail("commands", error)
@@ -102,13 +101,22 @@ class Operator:
     def _do_resume(self, id: str, command: dict[str, Any], step: int) -> dict[str, Any]:
         self._paused = False
         self._pause_at = None
+        self._end_waiting_step(step, {"interrupted": "resume"})
         return {}
 
     def _do_step(self, id: str, command: dict[str, Any], step: int) -> dict[str, Any] | None:
+        self._end_waiting_step(step, {"interrupted": "step"})
         self._paused = False
         self._pause_at = step + command["count"]
         self._waiting_step = id
+        # Other commands, a pause for one, need not wait until the steps are done.
+        self._probe.send({"taken": id, "step": step})
         return None
+
+    def _end_waiting_step(self, step: int, detail: dict[str, Any]) -> None:
+        if self._waiting_step is not None:
+            self._done(self._waiting_step, step, detail)
+            self._waiting_step = None
 
     def _do_set(self, id: str, command: dict[str, Any], step: int) -> dict[str, Any]:
         probe = self._probe
@@ -162,7 +170,7 @@ class Operator:
         if rewound:
             probe.data.restart = True
         for callback in probe.restore_callbacks:
-            probe.guard.run("commands", callback, command["to"])
+            self._tell_script(callback, command["to"])
         after = self._where(command["to"], result["point"].get("loss"))
         detail = {
             "to": command["to"],
@@ -177,6 +185,13 @@ class Operator:
         probe.event("rolled_back", f"rolled back to {command['to']:,}: {_change(before, after)}", step, **detail)
         probe.say_scaler()
         return detail
+
+    def _tell_script(self, callback: Any, step: int) -> None:
+        try:
+            callback(step)
+        except Exception as error:  # the script's own fault: no reason to switch anything of ours off
+            name = getattr(callback, "__name__", type(callback).__name__)
+            self._probe.notice(f"on_restore function {name} failed: {type(error).__name__}: {error}", "commands")
 
     def _do_stop(self, id: str, command: dict[str, Any], step: int) -> dict[str, Any] | None:
         probe = self._probe
@@ -198,6 +213,9 @@ class Operator:
     def _leave(self) -> None:
         self._stopping += 1
         self._probe.catch_up()
+        if self._paused:  # a script that catches the exit goes on
+            self._paused = False
+            self._probe.agreement.unpause()
         raise SystemExit(0)
 
     def _where(self, step: int, loss: float | None) -> dict[str, Any]:
@@ -213,8 +231,10 @@ class Operator:
 
 def _change(before: dict[str, Any], after: dict[str, Any]) -> str:
     texts = []
-    for name in ("loss", "scale", "lr"):
-        if before[name] is not None or after[name] is not None:
-            shown = ["unknown" if side[name] is None else f"{side[name]:.4g}" for side in (before, after)]
-            texts.append(f"{name} {shown[0]} -> {shown[1]}")
+    for name, text in (("loss", value_text), ("scale", scale_text), ("lr", value_text)):
+        was, now = before[name], after[name]
+        if was is not None and was == now:
+            texts.append(f"{name} {text(was)} as before")
+        elif was is not None or now is not None:
+            texts.append(f"{name} {'unknown' if was is None else text(was)} -> {'unknown' if now is None else text(now)}")
     return ", ".join(texts) or "state put back"

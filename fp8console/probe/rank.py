@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -26,6 +27,7 @@ class RankClaim:
 
     Processes that don't know of each other (two trainings started by one command) all think that they are rank 0: the
     second takes the next free number. The lock is a POSIX record lock: a fork does not inherit it, a kill frees it.
+    On a file system without locks (Lustre often) the number is taken unclaimed.
     """
 
     def __init__(self, run_dir: Path, rank: int, most: int = 4096) -> None:
@@ -33,9 +35,10 @@ class RankClaim:
             fd = os.open(run_dir / f"rank.{candidate}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(fd)
-                continue
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    os.close(fd)
+                    continue
             self._fd = fd
             self.rank = candidate
             return

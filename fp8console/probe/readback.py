@@ -41,7 +41,7 @@ class Readback:
         for index, reading in enumerate(readings):
             if isinstance(reading, torch.Tensor):
                 travelling.setdefault(reading.device, []).append(index)
-        numbers = [reading if isinstance(reading, float) else 0.0 for reading in readings]
+        numbers = [0.0 if isinstance(reading, torch.Tensor) else float(reading) for reading in readings]
         if not travelling and not self._pending:
             self._deliver(about, numbers)
             return

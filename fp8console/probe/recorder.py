@@ -27,14 +27,18 @@ class Recorder:
         self._queue: deque[bytes] = deque()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = self._whole_size(os.fstat(self._fd).st_size)
-        if self._size == 0:
+        restarted = self._size > 0
+        if not restarted:
             os.pwrite(self._fd, records.header(**about), 0)
             self._size = records.HEADER_BYTES
 
         self._added = 0
+        self._spool = spool
         self._spool_fd: int | None = None
         if spool is not None:
             try:
+                if restarted:
+                    self._rescue(spool)
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._spool_fd = os.open(spool, flags, 0o600)
             except OSError:
@@ -55,6 +59,29 @@ class Recorder:
             last = records.unpack_step(os.pread(self._fd, width, whole - width))["step"]
             self.last_step = int(last or 0)
         return whole
+
+    def _rescue(self, spool: Path) -> None:
+        """Write what a killed earlier process of this rank had in its spool alone."""
+        try:
+            with open(os.open(spool, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+                if os.fstat(file.fileno()).st_uid != os.getuid():
+                    return
+                kept = file.read()
+        except FileNotFoundError:
+            return
+        width = records.STEP_STRUCT.size
+        slots = [kept[start : start + width] for start in range(0, len(kept) - width + 1, width)]
+        stepped = [(int(records.unpack_step(slot)["step"] or 0), slot) for slot in slots]
+        for step, slot in sorted(item for item in stepped if item[0] > self.last_step):
+            self._queue.append(slot)
+            self.last_step = step
+        self.flush()
+
+    def close(self) -> None:
+        """The process ends by itself: what is written needs no copy in memory."""
+        if self._spool is not None and self._spool_fd is not None and not self._queue:
+            self._spool_fd = None
+            self._spool.unlink(missing_ok=True)
 
     def add(self, record: bytes) -> None:
         """Queue one record; never waits."""
@@ -85,6 +112,9 @@ class Recorder:
                 self._queue.popleft()
             if written != len(chunk):
                 self.problem = "short write"
-                os.ftruncate(self._fd, self._size)
+                try:
+                    os.ftruncate(self._fd, self._size)
+                except OSError as error:
+                    self.problem = str(error.strerror)
                 return
             self.problem = None

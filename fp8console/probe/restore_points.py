@@ -7,11 +7,12 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fp8console.probe import state
-from fp8console.probe.checkpoints import CheckpointError, CheckpointStore
+from fp8console.probe.checkpoints import MOST_PENDING, CheckpointError, CheckpointStore
 from fp8console.probe.guard import Guard
 from fp8console.probe.observer import Observer
 from fp8console.probe.snapshots import Snapshot, SnapshotRing, live_digest
@@ -33,7 +34,6 @@ class RestorePoints:
         self._guard: Guard = probe.guard
         self._event: Callable[..., None] = probe.event
         self._roots: state.Roots | None = None
-        self._known: set[int] = set()
         memory = settings.snapshot_memory_gib
         limit = int(memory * 2**30) if memory is not None else available_memory() // 4
         self.ring = SnapshotRing(settings.snapshot_count, limit, self._ring_event, settings.read_late)
@@ -72,25 +72,40 @@ class RestorePoints:
         self.store.save(point, tag, done)
 
     def roots(self) -> state.Roots:
-        """What the training's state hangs on; searched anew only when an optimizer, scheduler or scaler is new."""
+        """What the training's state hangs on; searched anew only when an optimizer, scheduler, scaler or model is new."""
         observer: Observer = self._probe.observer
         registered = self._probe.registered
         optimizers, schedulers = list(observer.optimizers), list(observer.schedulers)
         scalers = [scaler for scaler in observer.scalers if getattr(scaler, "_scale", None) is not None]
         models = [model for ref in self._probe.models if (model := ref()) is not None]
-        known = {id(item) for item in (*optimizers, *schedulers, *scalers, *registered.values(), *models)}
-        if self._roots is None or not known <= self._known:
-            self._known = known
+        before = self._roots
+        if before is None or not _covers(before, [*optimizers, *schedulers, *scalers, *models]):
             found = state.find_modules()
-            found += [ref for ref in self._probe.models if not any(ref() is have() for have in found)]
+            # Named ones, and those seen before: gc.freeze() hides objects from the search.
+            for ref in [*self._probe.models, *(before.modules if before is not None else [])]:
+                if ref() is not None and not any(ref() is have() for have in found):
+                    found.append(ref)
+            optimizers.sort(key=_order)
+            trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+            found.sort(key=lambda ref: _module_order(ref(), trained))
+            schedulers.sort(key=lambda item: _scheduler_order(item, optimizers))
             self._roots = state.Roots(
                 modules=found,
-                optimizers=[weakref.ref(item) for item in sorted(optimizers, key=_order)],
+                optimizers=[weakref.ref(item) for item in optimizers],
                 scalers=[weakref.ref(item) for item in scalers],
                 schedulers=[weakref.ref(item) for item in schedulers],
                 registered=dict(registered),
             )
+        elif {name: id(item) for name, item in before.registered.items()} != {n: id(i) for n, i in registered.items()}:
+            self._roots = replace(before, registered=dict(registered))
+        assert self._roots is not None
         return self._roots
+
+    def busy(self) -> str | None:
+        """Why no further checkpoint can be taken now, or None when one can."""
+        if self.store.pending < MOST_PENDING:
+            return None
+        return f"{self.store.pending} checkpoints are still being written; each holds a copy of the state in memory"
 
     # -- going back -----------------------------------------------------------------------------------------------
     def missing(self, step: int) -> str | None:
@@ -115,9 +130,13 @@ class RestorePoints:
                 raise CheckpointError(
                     f"the checkpoint of step {step:,} does not fit this training's modules and optimizers"
                 )
+            roots = _part_of(roots, tree)
             wanted = str(manifest["digest"])
             point = Snapshot(step, roots, tree, tensors, dict(manifest["point"]), 0, 0.0, digest=wanted)
         point.wait()
+        misfit = state.misfit(point.roots, point.tree, point.host)
+        if misfit is not None:
+            raise CheckpointError(f"step {step:,} does not fit this training any more: {misfit}")
         state.restore(point.roots, point.tree, point.host)
         found = live_digest(point)
         return {
@@ -125,7 +144,11 @@ class RestorePoints:
             "digest": found,
             "digests_equal": found == wanted,
             "point": point.about,
-            "registered": sorted(point.tree["registered"]),
+            "registered": sorted(
+                name
+                for name in point.tree["registered"]
+                if name in point.roots.registered and point.roots.registered[name] is self._probe.registered.get(name)
+            ),
         }
 
     def forget_after(self, step: int) -> None:
@@ -180,8 +203,39 @@ def available_memory() -> int:
     return max(0, available) // max(1, int(local) if local.isdigit() else 1)
 
 
-def _order(optimizer: Any) -> tuple[int, str]:
-    return (len(optimizer.param_groups), type(optimizer).__name__)
+def _covers(roots: state.Roots, items: list[Any]) -> bool:
+    """Whether every one of ``items`` is a root. By the living objects: an id alone may be a dead one's, used again."""
+    references = (*roots.optimizers, *roots.schedulers, *roots.scalers, *roots.modules)
+    have = {id(item) for ref in references if (item := ref()) is not None}
+    return all(id(item) in have for item in items)
+
+
+def _part_of(roots: state.Roots, tree: dict[str, Any]) -> state.Roots:
+    """The roots that a tree from disk speaks of, by position and name."""
+    return state.Roots(
+        modules=roots.modules[: len(tree["modules"])],
+        optimizers=roots.optimizers[: len(tree["optimizers"])],
+        scalers=roots.scalers[: len(tree["scalers"])],
+        schedulers=roots.schedulers[: len(tree["schedulers"])],
+        registered={name: item for name, item in roots.registered.items() if name in tree["registered"]},
+    )
+
+
+# The orders below are the same in a restarted process, which may read an earlier one's checkpoint: what is found where in
+# memory is not. Where two roots look alike (two copies of one model) creation decides, as far as the search keeps it.
+def _order(optimizer: Any) -> tuple[str, list[tuple[int, ...]]]:
+    return type(optimizer).__name__, [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
+
+
+def _module_order(module: Any, trained: set[int]) -> tuple[bool, str, int]:
+    parameters = list(module.parameters())
+    return not any(id(parameter) in trained for parameter in parameters), type(module).__name__, len(parameters)
+
+
+def _scheduler_order(scheduler: Any, optimizers: list[Any]) -> tuple[int, str]:
+    optimizer = getattr(scheduler, "optimizer", None)
+    index = next((index for index, item in enumerate(optimizers) if item is optimizer), len(optimizers))
+    return index, type(scheduler).__name__
 
 
 def mean_of_finite(values: list[float]) -> float | None:

@@ -6,9 +6,12 @@ the training thread doesn't wait for them. A worker thread takes the digest once
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +19,10 @@ import torch
 
 from fp8console.probe import state
 from fp8console.probe.digest import digest
+
+
+class GivenUp(Exception):
+    """Nobody needs the digest any more."""
 
 
 @dataclass
@@ -32,23 +39,30 @@ class Snapshot:
     copied: list[Any] = field(default_factory=list)  # device events that mark the end of the copies
     digest: str | None = None
     ready: threading.Event = field(default_factory=threading.Event)
-    pinned_down: bool = False  # being written to disk: not to be recycled
+    holders: set[Any] = field(default_factory=set)  # writers to disk that still read it: not to be recycled
+    dropped: bool = False  # no longer in the ring
 
     def wait(self) -> None:
         """Wait until the copies from the device are complete."""
         for event in self.copied:
             event.synchronize()
 
-    def compute_digest(self) -> str:
-        """The digest of the captured state; taken once."""
+    def compute_digest(self, given_up: Callable[[], bool] = lambda: False) -> str:
+        """The digest of the captured state; taken once. Raises GivenUp, between two tensors, when ``given_up()``."""
         self.wait()
         if self.digest is None:
             for saved in self.tree["scalers"]:
                 if saved and "_scale" in saved:
                     # The last record's scale is the one before the scaler's update; the state holds the one after.
                     self.about["scale"] = float(self.host[saved["_scale"].index])
-            self.digest = digest(self.host, state.plain_part(self.tree))
+            self.digest = digest(self._tensors(given_up), state.plain_part(self.tree))
         return self.digest
+
+    def _tensors(self, given_up: Callable[[], bool]) -> Iterator[torch.Tensor]:
+        for tensor in self.host:
+            if given_up():
+                raise GivenUp
+            yield tensor
 
 
 def live_digest(snapshot: Snapshot) -> str:
@@ -85,6 +99,8 @@ class SnapshotRing:
         self._queue: list[Snapshot] = []
         self._condition = threading.Condition()
         self._worker: threading.Thread | None = None
+        self._closing = False
+        self._pid = os.getpid()
 
     def find(self, step: int) -> Snapshot | None:
         return next((point for point in self.points if point.step == step), None)
@@ -107,7 +123,7 @@ class SnapshotRing:
         snapshot = Snapshot(step, roots, tree, host, about, size, seconds, events)
         if keep:
             self.points.append(snapshot)
-        self._digest_later(snapshot)
+            self._digest_later(snapshot)
         return snapshot
 
     def forget_after(self, step: int) -> None:
@@ -121,16 +137,18 @@ class SnapshotRing:
                 f"one snapshot takes {size / 2**30:.2f} GiB, over the limit of {self.memory_bytes / 2**30:.2f} GiB "
                 "(--snapshot-memory raises it)"
             )
-        limit = max(1, min(self.count, self.memory_bytes // max(size, 1)))
-        while len(self.points) >= limit:
+        while self.points and (
+            len(self.points) >= self.count or sum(point.bytes for point in self.points) + size > self.memory_bytes
+        ):
             steps = [point.step for point in self.points]
             victim = self.points[choose_victim(steps)]
             self._drop(victim, "made room")
-            if not victim.pinned_down:
+            if not victim.holders:
                 self._spare = victim.host
 
     def _drop(self, point: Snapshot, reason: str) -> None:
         self.points.remove(point)
+        point.dropped = True
         self._on_event("dropped", point, reason)
 
     def _digest_later(self, snapshot: Snapshot) -> None:
@@ -138,16 +156,32 @@ class SnapshotRing:
             self._queue.append(snapshot)
             self._condition.notify()
         if self._worker is None or not self._worker.is_alive():
+            if self._worker is None:
+                ring = weakref.ref(self)
+                atexit.register(lambda: None if (alive := ring()) is None else alive.close())
             self._worker = threading.Thread(target=self._work, name="fp8console-digest", daemon=True)
             self._worker.start()
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Stop the worker. A thread that is inside torch while the interpreter ends aborts the process."""
+        if self._worker is None or self._pid != os.getpid():
+            return  # a forked child has no such thread, and its lock may be held for ever
+        self._closing = True
+        with self._condition:
+            self._condition.notify_all()
+        self._worker.join(seconds)
 
     def _work(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: bool(self._queue))
+                self._condition.wait_for(lambda: bool(self._queue) or self._closing)
+                if self._closing:
+                    return
                 snapshot = self._queue.pop(0)
             try:
-                snapshot.compute_digest()
+                snapshot.compute_digest(lambda snapshot=snapshot: self._closing or snapshot.dropped)  # type: ignore[misc]
+            except GivenUp:
+                continue
             except Exception:
                 snapshot.digest = None
             snapshot.ready.set()
@@ -157,7 +191,7 @@ class SnapshotRing:
     def _prepare_spare(self, like: Snapshot) -> None:
         """Get the memory of the next snapshot ready here: touching new pages costs several times the copy itself."""
         limit = min(self.count, self.memory_bytes // max(like.bytes, 1))
-        if self._spare or len(self.points) >= limit or like not in self.points:
+        if self._spare or len(self.points) >= limit or like.dropped or self._closing:
             return
         self._spare = [_host_like(tensor, bool(like.copied)).zero_() for tensor in like.host]
 

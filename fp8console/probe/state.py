@@ -25,6 +25,10 @@ class Slot:
     device: str
 
 
+class PartlyRestored(RuntimeError):
+    """Some of the script's own objects refused their state; the rest was put back. The text names them."""
+
+
 @dataclass
 class Roots:
     """What a training's state hangs on. Weak references: the probe keeps nothing alive."""
@@ -50,7 +54,10 @@ def find_modules() -> list[weakref.ref[torch.nn.Module]]:
 
 
 def _holds_tensors(module: torch.nn.Module) -> bool:
-    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+    try:
+        return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+    except Exception:
+        return False  # one that is half made, or answers only at its own time
 
 
 def capture(roots: Roots) -> tuple[dict[str, Any], list[torch.Tensor]]:
@@ -81,7 +88,18 @@ def capture(roots: Roots) -> tuple[dict[str, Any], list[torch.Tensor]]:
 
 
 def restore(roots: Roots, tree: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-    """Put a captured state back in place; ``tree`` must have been captured with these roots."""
+    """Put a captured state back in place; ``tree`` must have been captured with these roots, and fit (``misfit``).
+
+    Raises PartlyRestored when a scheduler or a registered object fails; all else is put back then.
+    """
+    failures: list[str] = []
+
+    def attempt(what: str, load: Any, saved: Any) -> None:
+        try:
+            load(_unflatten(saved, tensors))
+        except Exception as error:
+            failures.append(f"{what} ({type(error).__name__}: {error})")
+
     with torch.no_grad():
         done: set[int] = set()  # a parameter is in its module and in its optimizer: one copy is enough
         for module, saved in _pairs(roots.modules, tree["modules"]):
@@ -92,11 +110,32 @@ def restore(roots: Roots, tree: dict[str, Any], tensors: list[torch.Tensor]) -> 
             for name, value in saved.items():
                 setattr(scaler, name, _put_back(getattr(scaler, name, None), value, tensors))
         for scheduler, saved in _pairs(roots.schedulers, tree["schedulers"]):
-            scheduler.load_state_dict(_unflatten(saved, tensors))
+            attempt(type(scheduler).__name__, scheduler.load_state_dict, saved)
         for name, saved in tree["registered"].items():
             if name in roots.registered:
-                roots.registered[name].load_state_dict(_unflatten(saved, tensors))
-        _restore_random(_unflatten(tree["random"], tensors))
+                attempt(f"registered {name!r}", roots.registered[name].load_state_dict, saved)
+        attempt("random state", _restore_random, tree["random"])
+    if failures:
+        raise PartlyRestored("put back all but " + ", ".join(failures))
+
+
+def misfit(roots: Roots, tree: dict[str, Any], tensors: list[torch.Tensor]) -> str | None:
+    """Why the state can't be put into what the roots are now, or None when it can. Looks, changes nothing."""
+    for module, saved in _pairs(roots.modules, tree["modules"]):
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        for name, slot in saved.items():
+            shape = tuple(tensors[slot.index].shape)
+            if name in parameters and tuple(parameters[name].shape) != shape:
+                return f"{type(module).__name__}.{name} has shape {tuple(parameters[name].shape)} now, {shape} then"
+            if name not in parameters and name not in buffers:
+                return f"{type(module).__name__} has no {name} now"
+    for optimizer, saved in _pairs(roots.optimizers, tree["optimizers"]):
+        shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
+        then = [tuple(tensors[slot.index].shape) for slot in saved["params"]]
+        if shapes[: len(then)] != then or len(optimizer.param_groups) < len(saved["groups"]):
+            return f"{type(optimizer).__name__} holds other parameters now"
+    return None
 
 
 def _pairs(references: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
@@ -115,23 +154,47 @@ def plain_part(tree: dict[str, Any], like: dict[str, Any] | None = None) -> dict
 def _module_tree(module: torch.nn.Module, slot: Any) -> dict[str, Slot]:
     named: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     named.update(module.named_buffers(remove_duplicate=False))
-    return {name: slot(tensor) for name, tensor in named.items() if not hasattr(tensor, "is_lazy")}
+    return {name: slot(tensor) for name, tensor in named.items() if _has_values(tensor)}
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """False for parameters that are not initialised yet, on the meta device, or fake (torch.export)."""
+    return not (tensor.is_meta or hasattr(tensor, "is_lazy") or hasattr(tensor, "fake_mode"))
 
 
 def _restore_module(
     module: torch.nn.Module, saved: dict[str, Slot], tensors: list[torch.Tensor], done: set[int]
 ) -> None:
-    live: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    live.update(module.named_buffers(remove_duplicate=False))
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
     for name, slot in saved.items():
-        if name in live:
-            _copy_once(live[name], slot, tensors, done)
+        if name in parameters:
+            _copy_once(parameters[name], slot, tensors, done)
+        elif name in buffers and buffers[name].shape == tensors[slot.index].shape:
+            _copy_once(buffers[name], slot, tensors, done)
+        elif name in buffers:
+            # A cache that has grown since, such as rotary angles: the module gets the earlier one back.
+            path, _, last = name.rpartition(".")
+            earlier = tensors[slot.index].to(buffers[name].device, copy=True)
+            module.get_submodule(path)._buffers[last] = earlier
 
 
 def _copy_once(live: torch.Tensor, slot: Slot, tensors: list[torch.Tensor], done: set[int]) -> None:
     if slot.index not in done:
-        live.detach().copy_(tensors[slot.index])
+        _copy_into(live, tensors[slot.index])
         done.add(slot.index)
+
+
+def _copy_into(live: torch.Tensor, source: torch.Tensor) -> None:
+    target = live.detach()
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride())):
+        if stride == 0 and size > 1:  # expanded: all along this dimension is one and the same number
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    if target.is_inference():
+        with torch.inference_mode():
+            target.copy_(source)
+    else:
+        target.copy_(source)
 
 
 # -- optimizers ---------------------------------------------------------------------------------------------------
@@ -146,6 +209,8 @@ def _optimizer_tree(optimizer: Any, slot: Any) -> dict[str, Any]:
             for group in optimizer.param_groups
         ],
         "state": {index[id(key)]: _flatten(value, slot) for key, value in optimizer.state.items() if id(key) in index},
+        # Some keep what is common to all parameters under a name.
+        "common": {key: _flatten(value, slot) for key, value in optimizer.state.items() if isinstance(key, (str, int))},
     }
 
 
@@ -161,6 +226,11 @@ def _restore_optimizer(optimizer: Any, saved: dict[str, Any], tensors: list[torc
             optimizer.state[parameter] = _put_back(optimizer.state.get(parameter), saved["state"][number], tensors)
         else:
             optimizer.state.pop(parameter, None)
+    common = saved.get("common", {})
+    for key in [key for key in optimizer.state if isinstance(key, (str, int)) and key not in common]:
+        del optimizer.state[key]
+    for key, value in common.items():
+        optimizer.state[key] = _put_back(optimizer.state.get(key), value, tensors)
 
 
 # -- scalers ------------------------------------------------------------------------------------------------------
@@ -180,11 +250,17 @@ def _random_state() -> dict[str, Any]:
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "random"):
-        name, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (name, keys.tolist(), *rest)
+        # As a dictionary: the older tuple exists for the default generator alone.
+        state["numpy"] = _without_arrays(numpy.random.get_state(legacy=False))
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_arrays(item) for key, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _restore_random(state: dict[str, Any]) -> None:
@@ -192,7 +268,7 @@ def _restore_random(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
     if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+        sys.modules["numpy"].random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_initialized():
         torch.cuda.set_rng_state_all(state["cuda"])
 
@@ -202,14 +278,32 @@ def _flatten(value: Any, slot: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return slot(value)
     if isinstance(value, dict):
-        return {key: _flatten(item, slot) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        if type(value) is tuple and all(type(item) in (int, float, str, bool) for item in value):
+        return _dict_like(value, {key: _flatten(item, slot) for key, item in value.items()})
+    if isinstance(value, tuple):
+        if all(type(item) in (int, float, str, bool) for item in value):
             return value
+        return _tuple_like(value, [_flatten(item, slot) for item in value])
+    if isinstance(value, list):
         return [_flatten(item, slot) for item in value]
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return value
     return copy.deepcopy(value)
+
+
+def _dict_like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """``items`` as a dictionary of the kind of ``value``: a Counter or a defaultdict has methods that a script uses."""
+    if type(value) is dict:
+        return items
+    made = copy.copy(value)
+    made.clear()
+    made.update(items)
+    return made
+
+
+def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    if hasattr(value, "_fields"):
+        return type(value)(*items)
+    return tuple(items) if type(value) is tuple else type(value)(items)
 
 
 def _unflatten(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -217,7 +311,9 @@ def _unflatten(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, Slot):
         return tensors[value.index].clone()
     if isinstance(value, dict):
-        return {key: _unflatten(item, tensors) for key, item in value.items()}
+        return _dict_like(value, {key: _unflatten(item, tensors) for key, item in value.items()})
+    if isinstance(value, tuple):
+        return _tuple_like(value, [_unflatten(item, tensors) for item in value])
     if isinstance(value, list):
         return [_unflatten(item, tensors) for item in value]
     return copy.deepcopy(value)
@@ -228,21 +324,21 @@ def _put_back(live: Any, saved: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(saved, Slot):
         source = tensors[saved.index]
         if isinstance(live, torch.Tensor) and live.shape == source.shape and live.dtype == source.dtype:
-            live.detach().copy_(source)
+            _copy_into(live, source)
             return live
         return source.to(live.device if isinstance(live, torch.Tensor) else saved.device, copy=True)
     if isinstance(saved, dict):
-        target = live if isinstance(live, dict) else {}
+        target = live if isinstance(live, dict) else _dict_like(saved, {})
         for key in [key for key in target if key not in saved]:
             del target[key]
         for key, item in saved.items():
             target[key] = _put_back(target.get(key), item, tensors)
         return target
-    if isinstance(saved, list):
+    if isinstance(saved, (list, tuple)):
         old = list(live) if isinstance(live, (list, tuple)) and len(live) == len(saved) else [None] * len(saved)
         new = [_put_back(was, item, tensors) for was, item in zip(old, saved)]
-        if isinstance(live, list):
+        if isinstance(live, list) and isinstance(saved, list):
             live[:] = new
             return live
-        return tuple(new) if isinstance(live, tuple) else new
+        return _tuple_like(saved, new) if isinstance(saved, tuple) else new
     return copy.deepcopy(saved)

@@ -12,7 +12,7 @@ from fp8console.console.widgets.envelope import Floats
 from fp8console.console.wording import short_number
 
 #: From this ratio of largest to smallest positive value on, a linear axis shows only the largest.
-LOG_RATIO = 60.0
+LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
