@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from fp8console.cli.logout import killed_at_logout
 from fp8console.cli.options import LaunchOptions
 from fp8console.protocol import paths
 
@@ -40,6 +41,9 @@ def launch(argv: list[str], options: LaunchOptions) -> int:
     except LaunchError as error:
         say(str(error))
         return error.status
+    warning = killed_at_logout()
+    if warning:
+        say(warning)
     if options.detach:
         print(run_id)
         return 0

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-
 #: Seconds that the training waits for a decision. The supervisor gives up on a silent rank long before; this is for a
 #: supervisor that hangs itself (stopped, or stuck on a disk) without its connection ending.
 HOLD_SECONDS = 60.0

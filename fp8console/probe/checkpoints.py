@@ -129,7 +129,8 @@ class CheckpointStore:
         aside.mkdir(mode=0o700)
         try:
             with open(aside / STATE, "wb") as file:
-                torch.save({"tree": snapshot.tree, "tensors": snapshot.host}, _Checked(file, self._check_wanted))
+                checked: Any = _Checked(file, self._check_wanted)
+                torch.save({"tree": snapshot.tree, "tensors": snapshot.host}, checked)
                 file.flush()
                 os.fsync(file.fileno())
             manifest = {

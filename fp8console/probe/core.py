@@ -265,9 +265,12 @@ class Probe:
 
     def _refuses(self, command: dict[str, Any]) -> str | None:
         name = command.get("name")
+        for part in ("boundary", "commands"):
+            if not self.guard.on(part):
+                return f"{PARTS[part]} are switched off in this run: {self.guard.off[part]}"
         if name == "rollback":
-            if self.points is None or not self.guard.on("commands"):
-                return "restore points are not available in this run"
+            if self.points is None:
+                return "there is no restore point yet"
             return self.points.missing(int(command["to"])) or self.steering.refuses({**command, "name": "rollback"})
         return self.steering.refuses(command) if name == "set" else None
 

@@ -32,7 +32,7 @@ class StepCycle:
     def closes(self, key: Hashable) -> bool:
         """Whether the update with this key ends a step."""
         if self._since_end >= self.LONGEST:
-            self.__init__()  # type: ignore[misc]
+            self._learn_anew()
         ends = self._ends(key)
         self._since_end = 0 if ends else self._since_end + 1
         return ends
@@ -42,7 +42,7 @@ class StepCycle:
             self._leader = key
         self._since_leader = 0 if key == self._leader else self._since_leader + 1
         if self._since_leader > self.PATIENCE and len(self._keys) > 1:
-            self.__init__()  # type: ignore[misc]
+            self._learn_anew()
             return self._ends(key)
         self._keys.add(key)
         if len(self._keys) == 1:
@@ -55,6 +55,14 @@ class StepCycle:
         if self._mismatches >= self.IRREGULAR:
             return bool(self._round) and key == self._round[-1]
         return bool(self._round) and tuple(self._current) == self._round
+
+    def _learn_anew(self) -> None:
+        """Begin with what has followed the last round that was as expected: the new first key leads from now on."""
+        gone = set(self._round) or {self._leader}
+        since = [key for key in self._current if key not in gone]
+        self.__init__()  # type: ignore[misc]
+        for key in since:
+            self._ends(key)
 
     def _end_of_round(self, found: tuple[Hashable, ...]) -> None:
         if self._round and found != self._round:

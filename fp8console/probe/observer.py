@@ -19,6 +19,8 @@ from fp8console.probe.window import Clip, Norm, StepWindow
 ZERO_GRAD_PATIENCE = 8
 #: Micro-batches whose losses are kept apart; later ones are counted but the mean is over the first ones.
 MOST_LOSSES = 256
+#: Clips and optimizer steps kept in one window: a script whose boundary is never found must not fill the memory.
+MOST_READINGS = 4096
 
 
 class Observer:
@@ -48,6 +50,7 @@ class Observer:
         self._backward_depth = 0
         self._scaler_depth = 0
         self._update_depth = 0
+        self._stepped_in_backward = False
         self._stepping: list[Any] = []  # optimizers whose step() is running, outermost first
         self._inner_done = False
         self._scaled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
@@ -60,7 +63,7 @@ class Observer:
     # -- backward -------------------------------------------------------------------------------------------------
     def enter_backward(self, tensors: Any) -> bool:
         """True when this is the script's own (outermost) backward; ``leave_backward`` must follow then."""
-        if not self.live or self._backward_depth:
+        if not self.live or self._backward_depth or _capturing():
             return False
         self._backward_depth = 1
         self.guard.run("loss", self._note_loss, tensors)
@@ -68,6 +71,9 @@ class Observer:
 
     def leave_backward(self) -> None:
         self._backward_depth = 0
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            self._finish_step()
 
     def _note_loss(self, tensors: Any) -> None:
         window = self.window
@@ -129,7 +135,7 @@ class Observer:
             self.window.unscaled = True
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
-        if not self.live or self._scaler_depth or not getattr(scaler, "_enabled", False):
+        if not self.live or self._scaler_depth or not getattr(scaler, "_enabled", False) or _capturing():
             return False
         self._scaler_depth = 1
         self.guard.run("scaler", self._note_scaler_step, scaler, optimizer)
@@ -183,7 +189,7 @@ class Observer:
         return self.clip_norm
 
     def clipped(self, parameters: Any, max_norm: Any, norm_type: Any, total: Any) -> None:
-        if self.live:
+        if self.live and len(self.window.clips) < MOST_READINGS and not _capturing():
             self.guard.run("clipping", self._note_clip, parameters, max_norm, norm_type, total)
 
     def _note_clip(self, parameters: Any, max_norm: Any, norm_type: Any, total: Any) -> None:
@@ -245,7 +251,7 @@ class Observer:
         self._stepping.append((optimizer, _closure(args, kwargs) is not None))
         self._inner_done = False
         if not self._scaler_depth:
-            if not self._stepping[-1][1]:
+            if not self._stepping[-1][1] and len(self.window.norms) < MOST_READINGS:
                 self.guard.run("gradients", self._note_norm, optimizer, None)
             self.guard.run("lr", self._note_lr, optimizer)
         if self.clip_norm is not None and not self.window.clips and not self._stepping[-1][1]:
@@ -268,10 +274,13 @@ class Observer:
         self._inner_done = bool(self._stepping)
         if with_closure:
             self.guard.run("gradients", self._note_norm, optimizer, None)
-        self.window.optimizers.append(optimizer)
-        if self.window.scaler_used:
-            return
-        self._update_ended(("optimizer", id(optimizer)))
+        if len(self.window.optimizers) < MOST_READINGS:
+            self.window.optimizers.append(optimizer)
+        if self._backward_depth and not with_closure:
+            # Optimizers run by gradient hooks step inside backward; the graph is live until it returns.
+            self._stepped_in_backward = True
+        elif not self.window.scaler_used:
+            self._update_ended(("optimizer", id(optimizer)))
 
     def _scale_lr(self, optimizer: Any) -> None:
         self._restore_lr()

@@ -233,8 +233,9 @@ def _change(before: dict[str, Any], after: dict[str, Any]) -> str:
     texts = []
     for name, text in (("loss", value_text), ("scale", scale_text), ("lr", value_text)):
         was, now = before[name], after[name]
+        shown = ["unknown" if value is None else text(value) for value in (was, now)]
         if was is not None and was == now:
-            texts.append(f"{name} {text(was)} as before")
+            texts.append(f"{name} {shown[0]} as before")
         elif was is not None or now is not None:
-            texts.append(f"{name} {'unknown' if was is None else text(was)} -> {'unknown' if now is None else text(now)}")
+            texts.append(f"{name} {shown[0]} -> {shown[1]}")
     return ", ".join(texts) or "state put back"

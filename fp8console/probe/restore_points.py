@@ -72,7 +72,7 @@ class RestorePoints:
         self.store.save(point, tag, done)
 
     def roots(self) -> state.Roots:
-        """What the training's state hangs on; searched anew only when an optimizer, scheduler, scaler or model is new."""
+        """What the training's state hangs on; searched anew only when one of the objects that hooks report is new."""
         observer: Observer = self._probe.observer
         registered = self._probe.registered
         optimizers, schedulers = list(observer.optimizers), list(observer.schedulers)
@@ -221,8 +221,8 @@ def _part_of(roots: state.Roots, tree: dict[str, Any]) -> state.Roots:
     )
 
 
-# The orders below are the same in a restarted process, which may read an earlier one's checkpoint: what is found where in
-# memory is not. Where two roots look alike (two copies of one model) creation decides, as far as the search keeps it.
+# The orders below are the same in a restarted process, which may read an earlier one's checkpoint: what is found where
+# in memory is not. Two roots that look alike (two copies of one model) stay in the order in which they were found.
 def _order(optimizer: Any) -> tuple[str, list[tuple[int, ...]]]:
     return type(optimizer).__name__, [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
 

@@ -42,26 +42,24 @@ def fallback_root() -> Path:
 def socket_path(run_dir: Path) -> Path:
     """The supervisor's socket for a run: short (a socket path holds about 100 bytes) and in a folder of this user's.
 
-    The name comes from the run directory's real path, so two runs with one id in two folders do not meet.
+    The name comes from the run directory's real path, so two runs with one id in two folders do not meet. Not in
+    $XDG_RUNTIME_DIR: that folder goes when the user logs out, and a run is there to be come back to.
     """
-    import hashlib
+    return _temporary() / "sockets" / f"{_digest(run_dir)}.sock"
 
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(run_dir))).hexdigest()[:16]
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and len(runtime) < 60 and os.access(runtime, os.W_OK):
-        return Path(runtime) / "fp8console" / f"{digest}.sock"
-    return _temporary() / "sockets" / f"{digest}.sock"
+
+def _digest(run_dir: Path) -> str:
+    import hashlib  # with tempfile below, a fifth of what a plain command takes to start
+
+    return hashlib.sha256(os.fsencode(os.path.realpath(run_dir))).hexdigest()[:16]
 
 
 def _temporary() -> Path:
-    import tempfile  # with hashlib above, a fifth of what a plain command takes to start
+    import tempfile
 
     return Path(tempfile.gettempdir()) / f"fp8console-{os.getuid()}"
 
 
 def spool_file(run_dir: Path, rank: int) -> Path:
     """Where a rank keeps its newest records in shared memory, until they are in the file: they survive its kill."""
-    from hashlib import sha256
-
-    digest = sha256(os.fsencode(os.path.realpath(run_dir))).hexdigest()[:16]
-    return Path("/dev/shm") / f"fp8console-{os.getuid()}-{digest}.{rank}"
+    return Path("/dev/shm") / f"fp8console-{os.getuid()}-{_digest(run_dir)}.{rank}"

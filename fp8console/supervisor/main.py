@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -35,7 +36,7 @@ class Supervisor:
         self.coordinator = Coordinator(self._resolve)
         self.server = Server(self._rank_joined, self._rank_said, self._rank_left, self._asked)
         self.training: training.Training | None = None
-        self._points: dict[tuple[int, str], dict[str, Any]] = {}
+        self._points: dict[int, dict[tuple[int, str], dict[str, Any]]] = {}  # by rank: (step, kind) -> point
         self._early_offset = 0
         self._started = time.monotonic()
         self._next_checkpoint = time.monotonic() + self.settings.checkpoint_minutes * 60
@@ -55,9 +56,8 @@ class Supervisor:
     # -- life -----------------------------------------------------------------------------------------------------
     async def run(self, ready: int) -> int:
         """Start everything, tell the starter through ``ready``, stay until the training has ended."""
-        socket_path = paths.socket_path(self.run_dir)
         try:
-            await self.server.open(socket_path)
+            socket_path = await self._open_socket()
             self.info["socket"] = str(socket_path)
             self.info["supervisor"] = identity.identify(os.getpid()).to_json()
             self.save()
@@ -99,6 +99,18 @@ class Supervisor:
         await self.server.close()
         return 0
 
+    async def _open_socket(self) -> Path:
+        """The socket at its usual place, or in a new folder of its own when somebody is in the way there."""
+        usual = paths.socket_path(self.run_dir)
+        try:
+            await self.server.open(usual)
+        except OSError as error:
+            other = Path(tempfile.mkdtemp(prefix="fp8console-")) / "run" / "supervisor.sock"
+            await self.server.open(other)
+            self.event("notice", f"the socket is at {other}: {usual.parent}: {error.strerror}", part="supervisor")
+            return other
+        return usual
+
     def _record_end(self, status: int, signal_name: str | None, error: str | None) -> None:
         self.info.update(exit_status=status, signal=signal_name, ended=time.time(), error=error)
         about = training.describe_end(status, signal_name)
@@ -129,6 +141,7 @@ class Supervisor:
         self.event(
             "rank_joined", f"rank {peer.rank} joined: torch {hello.get('torch')} on {hello.get('device')}", **about
         )
+        self._cadence_asked = None  # a new process begins with the first cadence
         self.coordinator.joined(peer)
 
     def _rank_said(self, peer: RankPeer, message: dict[str, Any]) -> None:
@@ -138,16 +151,19 @@ class Supervisor:
             self.event(
                 "fault", str(message.get("reason")), part=message["fault"], reason=message.get("reason"), rank=peer.rank
             )
-        elif peer.rank == min(self.coordinator.ranks, default=peer.rank):
-            if "point" in message:
-                point = message["point"]
-                self._points[(int(point["step"]), str(point["kind"]))] = point
-            elif "dropped" in message:
-                kind = "snapshot" if message["dropped"]["where"] == "memory" else "checkpoint"
-                self._points.pop((int(message["dropped"]["step"]), kind), None)
+        elif "point" in message:
+            point = message["point"]
+            self._points.setdefault(peer.rank, {})[(int(point["step"]), str(point["kind"]))] = point
+        elif "dropped" in message:
+            kind = "snapshot" if message["dropped"]["where"] == "memory" else "checkpoint"
+            self._points.get(peer.rank, {}).pop((int(message["dropped"]["step"]), kind), None)
 
     def _rank_left(self, peer: RankPeer) -> None:
         self.coordinator.left(peer)
+        if peer.rank not in self.coordinator.ranks:
+            # Its memory is gone with it; what is on disk stays for the process that takes its place.
+            kept = self._points.get(peer.rank, {})
+            self._points[peer.rank] = {key: point for key, point in kept.items() if key[1] != "snapshot"}
         self.event("rank_left", f"rank {peer.rank} left", rank=peer.rank)
 
     # -- commands -------------------------------------------------------------------------------------------------
@@ -200,7 +216,8 @@ class Supervisor:
     def _resolve(self, command: dict[str, Any]) -> dict[str, Any] | str:
         if command["name"] != "rollback" or isinstance(command["to"], int):
             return command
-        step = policy.resolve_point(list(self._points.values()), command["to"])
+        points = self._points.get(min(self.coordinator.ranks, default=0), {})
+        step = policy.resolve_point(list(points.values()), command["to"])
         return step if isinstance(step, str) else {**command, "to": step}
 
     def _order(self, command: dict[str, Any]) -> None:

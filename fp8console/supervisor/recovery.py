@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -16,12 +17,25 @@ def recover(run_dir: Path) -> int:
         if not rank.isdigit():
             continue
         spool = paths.spool_file(run_dir, int(rank))
+        if _held(run_dir / f"rank.{rank}.lock"):
+            continue  # a process of this run has outlived its launcher and still writes
         try:
             saved += _recover_rank(file, spool)
             spool.unlink(missing_ok=True)
         except (OSError, ValueError):
             continue
     return saved
+
+
+def _held(lock: Path) -> bool:
+    try:
+        with open(lock, "r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        pass  # no such file, or a file system without locks
+    return False
 
 
 def _recover_rank(file: Path, spool: Path) -> int:

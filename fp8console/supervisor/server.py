@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
+import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -34,10 +36,14 @@ class Server:
 
     async def open(self, path: Path) -> None:
         """Listen at ``path``, in a folder that only this user can enter. Raises OSError."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = path.parent.stat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise PermissionError(f"{path.parent} must belong to this user alone (mode 0700)")
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (path.parent, path.parent.parent):
+            # In a shared temporary folder somebody else may have made ours first.
+            about = folder.lstat()
+            if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode):
+                raise PermissionError(errno.EPERM, "belongs to somebody else", str(folder))
+            folder.chmod(0o700)
         path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
@@ -64,8 +70,8 @@ class Server:
         try:
             if _peer_uid(writer) == os.getuid():
                 await self._talk(reader, writer)
-        except (OSError, WireError, ValueError, asyncio.IncompleteReadError) as error:
-            _send(writer, {"error": str(error)})
+        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:  # WireError is a ValueError
+            _send(writer, {"error": f"{type(error).__name__}: {error}"})
         finally:
             self._writers.discard(writer)
             writer.close()

@@ -29,7 +29,7 @@ class Training:
 
     async def wait(self) -> tuple[int, str | None]:
         code = await self._process.wait()
-        return (code, None) if code >= 0 else (128 - code, signal.Signals(-code).name)
+        return (code, None) if code >= 0 else (128 - code, _signal_name(-code))
 
     def signal(self, number: signal.Signals) -> bool:
         """Signal the whole group, if the leader still is the process that was started."""
@@ -42,6 +42,13 @@ class Training:
             await asyncio.wait_for(self._process.wait(), grace_seconds)
         except asyncio.TimeoutError:
             self.signal(signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 async def start(command: list[str], cwd: str, run_dir: Path, link: str) -> Training:

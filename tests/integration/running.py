@@ -45,6 +45,8 @@ class Run:
         if not file.exists():
             return []
         data = file.read_bytes()
+        if len(data) < records.HEADER_BYTES:
+            return []  # just made
         width = records.parse_header(data)["record_bytes"]
         body = data[records.HEADER_BYTES :]
         return [records.unpack_step(body[i : i + width]) for i in range(0, len(body) - len(body) % width, width)]

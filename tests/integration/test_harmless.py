@@ -19,7 +19,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(first: Path, second: Path) -> bool:
-    a, b = torch.load(first), torch.load(second)
+    a, b = (torch.load(path, weights_only=True) for path in (first, second))
     assert a.keys() == b.keys() and len(a) > 0
     return all(torch.equal(raw(a[name]), raw(b[name])) for name in a)
 

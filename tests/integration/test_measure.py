@@ -16,6 +16,7 @@ TRAININGS = [
     "fused_overflow",
     "clip_scaled",
     "by_hand",
+    "in_backward",
     "odd_numbers",
     "compiled",
     "disabled_scaler",
