@@ -33,6 +33,9 @@ RECENT = 20
 HEALTHY = 10
 
 
+UNSOUND = records.FLAGS["skipped"] | records.FLAGS["loss_nonfinite"] | records.FLAGS["grad_nonfinite"]
+
+
 class Probe:
     """Joins the run at its first boundary, never earlier: most processes that import torch train nothing."""
 
@@ -235,10 +238,9 @@ class Probe:
         loss, norm = values["loss"], values["grad_norm"]
         if loss is not None:
             self._recent.append(loss)
-        bad = records.FLAGS["skipped"] | records.FLAGS["loss_nonfinite"] | records.FLAGS["grad_nonfinite"]
-        if flags & bad:
+        if flags & UNSOUND:
             self._sound_since = host.step + 1
-        if norm is not None and not 1e-18 < norm < 1e18 and not self.observer.careful:
+        if norm is not None and not 1e-18 < norm < 1e18:
             self.observer.careful = 200
         self.episodes.note(host.step, values, flags)
 

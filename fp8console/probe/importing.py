@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,7 +19,7 @@ class AfterImport:
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = dict(actions)
-        self._searching: set[tuple[str, int]] = set()
+        self._searching: set[str] = set()
 
     def arm(self) -> None:
         """Start watching; modules that are there already are served at once."""
@@ -30,14 +29,13 @@ class AfterImport:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        search = (name, threading.get_ident())
-        if name not in self._actions or search in self._searching:
+        if name not in self._actions or name in self._searching:
             return None
-        self._searching.add(search)
+        self._searching.add(name)
         try:
             spec = self._search(name, path, target)
         finally:
-            self._searching.discard(search)
+            self._searching.discard(name)
         loader = getattr(spec, "loader", None)
         if loader is None or not hasattr(loader, "exec_module"):
             return spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[
     fp16 and bf16 gradients are summed in float32. A sharded gradient (DTensor) gives none: its global norm needs a
     collective, which a monitor must not start.
     """
+    if at_once and _alike(grads):
+        # Alike float32 gradients on the CPU, nearly always the case there: nothing to sort, nothing to convert.
+        value = hypot(_floats(torch._foreach_norm(grads, 2)))
+        if 1e-18 < value < 1e18:
+            return [value]
     if any(grad.requires_grad for grad in grads):
         grads = [grad.detach() for grad in grads]  # kept by create_graph: the norm must not join that graph
     parts: list[Reading] = []
@@ -38,10 +43,11 @@ def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[
         if any(hasattr(grad, "_local_tensor") for grad in group if type(grad) is not torch.Tensor):
             return []
         device = group[0].device.type
-        norms = _norms(group, torch.float64 if careful and device != "mps" else None)
-        if at_once and device == "cpu":
+        here = at_once and device == "cpu"
+        norms = _norms(group, torch.float64 if careful and not here and device != "mps" else None)
+        if here:
             value = hypot(_floats(norms))
-            if not careful and not 1e-18 < value < 1e18:
+            if not 1e-18 < value < 1e18:
                 value = hypot(_floats(_norms(group, torch.float64)))
             parts.append(value)
         else:
@@ -49,16 +55,27 @@ def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[
     return parts
 
 
-def _floats(norms: list[torch.Tensor]) -> list[float]:
+def _alike(grads: list[torch.Tensor]) -> bool:
+    for grad in grads:
+        if grad.dtype is not torch.float32 or not grad.is_cpu or grad.layout is not torch.strided or grad.requires_grad:
+            return False
+        if type(grad) is not torch.Tensor:
+            return False
+    return True
+
+
+def _floats(norms: Sequence[torch.Tensor]) -> list[float]:
     # Joining the tensors first pays off from a handful on.
     if len(norms) > 6:
-        return list(torch.stack(norms).tolist())
+        return list(torch.stack(tuple(norms)).tolist())
     return [norm.item() for norm in norms]
 
 
 def hypot(values: Iterable[float]) -> float:
     """Root of the sum of squares; NaN if any value is NaN (math.hypot lets an infinity win over a NaN)."""
     listed = list(values)
+    if len(listed) == 1:
+        return abs(listed[0])
     total = math.hypot(*listed)
     return math.nan if total == math.inf and any(map(math.isnan, listed)) else total
 

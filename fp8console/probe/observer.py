@@ -416,10 +416,13 @@ class Observer:
             self._notice(text, part)
 
 
+_HAS_DEVICE = torch.backends.cuda.is_built()  # true of ROCm builds as well
+
+
 def _closure(args: Any, kwargs: Any) -> Any:
     return kwargs.get("closure") if len(args) < 2 else args[1]
 
 
 def _capturing() -> bool:
     # While a CUDA graph is captured, every op of ours would be replayed with it.
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return _HAS_DEVICE and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -37,14 +37,14 @@ class Readback:
 
     def submit(self, about: Any, readings: list[Reading]) -> None:
         """Deliver ``(about, numbers)`` later; at once when no reading has to travel and none is under way."""
+        if not self._pending and not any(isinstance(reading, torch.Tensor) for reading in readings):
+            self._deliver(about, readings)  # type: ignore[arg-type]
+            return
         travelling: dict[torch.device, list[int]] = {}
         for index, reading in enumerate(readings):
             if isinstance(reading, torch.Tensor):
                 travelling.setdefault(reading.device, []).append(index)
         numbers = [0.0 if isinstance(reading, torch.Tensor) else float(reading) for reading in readings]
-        if not travelling and not self._pending:
-            self._deliver(about, numbers)
-            return
         transfers = [_Transfer(indices, [readings[i] for i in indices]) for indices in travelling.values()]
         self._pending.append((about, numbers, transfers))
 

@@ -159,7 +159,7 @@ def _module_tree(module: torch.nn.Module, slot: Any) -> dict[str, Slot]:
 
 def _has_values(tensor: torch.Tensor) -> bool:
     """False for parameters that are not initialised yet, on the meta device, or fake (torch.export)."""
-    return not (tensor.is_meta or hasattr(tensor, "is_lazy") or hasattr(tensor, "fake_mode"))
+    return not (torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or hasattr(tensor, "fake_mode"))
 
 
 def _restore_module(

@@ -81,11 +81,8 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
     loss: mean over micro-batches. grad_norm: hypot over optimizers of (scaled norm / scale). clip_coef: the smallest
     ``min(1, max_norm / (norm + 1e-6))`` over the calls, torch.nn.utils.clip_grad_norm_'s own formula.
     """
-    at = 0
-    losses = []
-    for _ in window.losses:
-        losses.append(_divide(numbers[at], numbers[at + 1]))
-        at += 2
+    at = 2 * len(window.losses)
+    losses = [_divide(numbers[i], numbers[i + 1]) for i in range(0, at, 2)]
     norms = []
     for norm in window.norms:
         end = at + len(norm.parts)
@@ -96,7 +93,7 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
         coefficients.append(_clip_coefficient(*numbers[at : at + 3]))
         at += 3
     end = at + len(window.found_inf)
-    found_inf = any(value > 0 for value in numbers[at:end])
+    found_inf = end > at and max(numbers[at:end]) > 0
     rest = iter(numbers[end:])
     scale = next(rest) if window.scale is not None else None
     tracker = next(rest) if window.growth_tracker is not None else None
@@ -125,7 +122,7 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
         "clip_coef": clip_coef,
         "lr": lr,
         "scale": scale,
-        "growth_tracker": tracker,
+        "growth_tracker": None if tracker is None else int(tracker),
         "micro_batches": window.micro_batches,
         "data_wait": window.data_wait,
         "device_memory": host.device_memory,

@@ -69,9 +69,12 @@ def _struct(fields: tuple[Field, ...]) -> struct.Struct:
 
 
 STEP_STRUCT = _struct(STEP_FIELDS)
-#: (name, bit in ``known``, float or not) of the fields before the last two, flags and known, which are always known.
-_PLAN = [(f.name, 1 << i, f.code == "d") for i, f in enumerate(STEP_FIELDS[:-2])]
-_ALWAYS_KNOWN = 0b11 << len(_PLAN)
+#: The fields before the last two, flags and known, which are always known; what stands there when they are not; and
+#: ``known`` by which are missing: a training has a handful of such patterns.
+_NAMES = [f.name for f in STEP_FIELDS[:-2]]
+_BLANK = [math.nan if f.code == "d" else 0 for f in STEP_FIELDS[:-2]]
+_ALWAYS_KNOWN = 0b11 << len(_NAMES)
+_KNOWN: dict[tuple[bool, ...], int] = {}
 _STEP_INDEX = {field.name: index for index, field in enumerate(STEP_FIELDS)}
 
 
@@ -107,17 +110,16 @@ def parse_header(data: bytes) -> dict[str, Any]:
 
 
 def pack_step(values: dict[str, float | int | None], flags: int) -> bytes:
-    """One step record. A value that is missing or None is unknown: stored as 0 (NaN for floats), its bit unset."""
-    known = _ALWAYS_KNOWN
-    packed: list[float | int] = []
-    for name, bit, is_float in _PLAN:
-        value = values.get(name)
-        if value is None:
-            packed.append(math.nan if is_float else 0)
-        else:
-            packed.append(value if is_float else int(value))
-            known |= bit
-    return STEP_STRUCT.pack(*packed, flags, known)
+    """One step record. A value that is missing or None is unknown: stored as 0 (NaN for floats), its bit unset.
+
+    Raises struct.error for a float in an integer's field.
+    """
+    given = [values.get(name) for name in _NAMES]
+    absent = tuple([value is None for value in given])
+    known = _KNOWN.get(absent)
+    if known is None:
+        known = _KNOWN[absent] = _ALWAYS_KNOWN | sum(1 << i for i, missing in enumerate(absent) if not missing)
+    return STEP_STRUCT.pack(*[d if v is None else v for v, d in zip(given, _BLANK)], flags, known)
 
 
 def unpack_step(data: bytes) -> dict[str, float | int | None]:
