@@ -107,5 +107,6 @@ def attach(model: Any = None, optimizer: Any = None, scaler: Any = None, total_s
     if model is not None:
         probe.models.append(weakref.ref(model))
     if total_steps is not None:
-        probe.notice_total(int(total_steps))
+        steps = int(total_steps)
+        probe.event("settings", f"the script takes {steps:,} steps", None, total_steps=steps)
     return run
