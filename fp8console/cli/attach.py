@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fp8console.cli.arguments import Parser, UsageError, add_run
 from fp8console.cli.settings import gather
+from fp8console.protocol import paths
 
 
 def check_terminal() -> None:
@@ -38,8 +41,16 @@ def main(words: Sequence[str]) -> int:
     from fp8console.console.app import run_console
 
     left = run_console(run_dir, theme=settings.theme, refresh_hz=settings.refresh_hz)
-    print(farewell(left, run_dir.name))
+    print(farewell(left, run_id(run_dir)))
     return 0
+
+
+def run_id(run_dir: Path) -> str:
+    """The id in run.json, which finds the run from anywhere; its folder's name when that can't be read."""
+    try:
+        return str(json.loads((run_dir / paths.RUN).read_text())["id"])
+    except (OSError, ValueError, KeyError):
+        return run_dir.name
 
 
 def farewell(left: str, run_id: str) -> str:

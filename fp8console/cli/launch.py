@@ -53,7 +53,7 @@ def launch(argv: list[str], options: LaunchOptions) -> int:
         terminal = os.environ.get("TERM") or "(TERM is not set)"
         say(f"terminal {terminal} can't show the console; going on without. From another: fp8console attach {run_id}")
         return _headless(run_dir)
-    return _console(run_dir, options)
+    return _console(run_dir, run_id, options)
 
 
 def say(text: str) -> None:
@@ -67,7 +67,8 @@ def _headless(run_dir: Path) -> int:
     return follow(run_dir)
 
 
-def _console(run_dir: Path, options: LaunchOptions) -> int:
+def _console(run_dir: Path, run_id: str, options: LaunchOptions) -> int:
+    from fp8console.cli.attach import farewell
     from fp8console.console.app import run_console
     from fp8console.runs.run import Run
 
@@ -76,7 +77,7 @@ def _console(run_dir: Path, options: LaunchOptions) -> int:
     run.refresh()
     status = run.info.get("exit_status")
     if status is None:
-        say(f"the training goes on ({how}); come back with: fp8console attach {run_dir.name}")
+        say(farewell(how, run_id))
         return 0
     say(f"the training ended with exit status {status}; its records: {run_dir}")
     return int(status)

@@ -89,12 +89,6 @@ class Probe:
     def notice(self, text: str, part: str) -> None:
         self.event("notice", text, self.step or None, part=part)
 
-    def notice_total(self, total_steps: int) -> None:
-        """The script has said how many steps it will take."""
-        self.event(
-            "notice", f"the script takes {total_steps:,} steps", None, part="total_steps", total_steps=total_steps
-        )
-
     def _part_failed(self, part: str, reason: str) -> None:
         self.event("fault", f"{PARTS[part]} switched off: {reason}", self.step or None, part=part, reason=reason)
 

@@ -91,14 +91,18 @@ def last_error(run_dir: Path, limit: int = 1 << 16) -> str | None:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return None
-    error = None
+    errors = []
     inside = False
-    for line in lines:
+    for raw in lines:
+        line = re.sub(r"^\[rank\d+\]: ?", "", raw)  # torch marks each rank's lines
         if line.lstrip().startswith("Traceback (most recent call last)"):
             inside = True
-        elif inside and re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)?(: |$)", line):
-            error, inside = line.strip(), False
-    return error
+        elif inside and re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)?(: |:?$)", line):
+            errors.append(line.strip())
+            inside = False
+    # torchrun's own error only says that a rank failed; the rank's stands before it.
+    told = [error for error in errors if not error.split(":")[0].endswith("ChildFailedError")]
+    return (told or errors or [None])[-1]
 
 
 def describe_end(status: int, signal_name: str | None) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_a_loader_without_state_is_iterated_as_it_is() -> None:
 
 
 # -- inside the console -------------------------------------------------------------------------------------------
-SCRIPT = '''
+SCRIPT = """
 import sys, time
 import torch
 import fp8console as fc
@@ -174,7 +174,7 @@ for batch in run.steps(Loader()):
     print("batch", batch, counter.value, flush=True)
     run.step(loss=batch + 0.5)
     time.sleep(0.005)
-'''
+"""
 
 
 class Console:

@@ -38,7 +38,11 @@ class Watch:
 
         def subclass(scaler_class: type) -> None:
             for base in reversed(scaler_class.__mro__):
-                if issubclass(base, torch.amp.GradScaler) and base is not torch.amp.GradScaler and base not in self.seen:
+                if (
+                    issubclass(base, torch.amp.GradScaler)
+                    and base is not torch.amp.GradScaler
+                    and base not in self.seen
+                ):
                     self.seen.add(base)
                     hooks.hook_scaler_class(self.observer, self.patches, base)
 
@@ -170,7 +174,9 @@ def test_a_step_that_raises_does_not_spoil_the_next_micro_batches(watch: Watch) 
     assert watch.steps[-1]["micro_batches"] == 3
 
 
-@pytest.mark.xfail(strict=True, reason="hooks: scaler.update() that raises leaves the observer inside it: no boundary ever after")
+@pytest.mark.xfail(
+    strict=True, reason="hooks: scaler.update() that raises leaves the observer inside it: no boundary ever after"
+)
 def test_an_update_that_raises_does_not_end_the_measuring(watch: Watch) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -250,7 +256,9 @@ def test_a_copied_scaler_is_part_of_restore_points(watch: Watch) -> None:
     assert scaler in watch.observer.scalers
 
 
-@pytest.mark.xfail(strict=True, reason="hooks: these schedulers' __init__ does not call LRScheduler's, the one that is hooked")
+@pytest.mark.xfail(
+    strict=True, reason="hooks: these schedulers' __init__ does not call LRScheduler's, the one that is hooked"
+)
 @pytest.mark.parametrize("kind", ["plateau", "sequential", "chained"])
 def test_every_scheduler_is_part_of_restore_points(watch: Watch, kind: str) -> None:
     optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
@@ -263,7 +271,9 @@ def test_every_scheduler_is_part_of_restore_points(watch: Watch, kind: str) -> N
     assert made in watch.observer.schedulers
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="observer: explicit_step lets a bad loss raise into the script")
+@pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="observer: explicit_step lets a bad loss raise into the script"
+)
 def test_a_loss_that_is_no_scalar_does_not_end_the_training(watch: Watch) -> None:
     watch.observer.window.micro_batches = 1
     watch.observer.explicit_step(torch.ones(3))

@@ -115,7 +115,9 @@ def test_a_model_replaced_since_is_told_and_nothing_of_the_new_one_changes(scrip
     script.points.snapshot(1, {})
     optimizer.param_groups[0]["params"] = list(nn.Linear(9, 9).parameters())
     before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
-    with pytest.raises(CheckpointError, match=r"step 1 does not fit this training any more: SGD holds other parameters"):
+    with pytest.raises(
+        CheckpointError, match=r"step 1 does not fit this training any more: SGD holds other parameters"
+    ):
         script.points.roll_back(1)
     assert all(torch.equal(p, was) for p, was in zip(optimizer.param_groups[0]["params"], before))
     assert net is not None

@@ -85,7 +85,9 @@ async def test_rubbish_ends_its_own_connection_alone(desk: Desk, tmp_path: Path,
     problems: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     await talk(path, data)
-    assert await talk(path, CLIENT, encode({"id": "2", "command": {"name": "pause"}})) == [{"id": "2", "state": "asked"}]
+    assert await talk(path, CLIENT, encode({"id": "2", "command": {"name": "pause"}})) == [
+        {"id": "2", "state": "asked"}
+    ]
     assert len(desk.joined) == len(desk.left)
     assert problems == []
 
