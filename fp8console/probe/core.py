@@ -185,7 +185,7 @@ class Probe:
             self.join()
         self.step += 1
         window = self.observer.window
-        position = self.observer.position
+        position = self.observer.data.now
         duration = None if self._mark is None else max(0.0, now - self._mark - self._held)
         if duration is not None:
             self._durations.append(duration)

@@ -76,11 +76,14 @@ def install(probe: Any, patches: Patches) -> None:
             patches.replace(owner, "clip_grad_norm_", lambda original: _clip(probe, original), traceable=True)
     for whose in (torch.nn.Module, optimizer.Optimizer):
         patches.replace(whose, "zero_grad", lambda original: _before(probe.before_zero_grad, original), traceable=True)
-    patches.replace(lr_scheduler.LRScheduler, "__init__", lambda original: _after(probe.scheduler_made, original))
+    # The last three have an __init__ of their own that does not call LRScheduler's.
+    for name in ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler"):
+        scheduler = getattr(lr_scheduler, name)
+        patches.replace(scheduler, "__init__", lambda original: _after(probe.scheduler_made, original))
     patches.replace(optimizer.Optimizer, "__init__", lambda original: _after(probe.optimizer_made, original))
     iterator = dataloader._BaseDataLoaderIter
-    patches.replace(iterator, "__init__", lambda original: _after(probe.iterator_made, original))
-    patches.replace(iterator, "__next__", lambda original: _next(probe, original))
+    patches.replace(iterator, "__init__", lambda original: _after(probe.data.iterator_made, original))
+    patches.replace(iterator, "__next__", lambda original: _next(probe.data, original))
     scaler = torch.amp.GradScaler
     patches.replace(scaler, "__init__", lambda original: _after(probe.scaler_made, original))
     hook_scaler_class(probe, patches, scaler)
@@ -170,7 +173,11 @@ def _scaler_step(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]
 def _scaler_update(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         entered = probe.before_scaler_update(self)
-        result = original(self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            if entered:
+                probe.leave_scaler_update()
         if entered:
             probe.after_scaler_update(self)
         return result
@@ -178,11 +185,11 @@ def _scaler_update(probe: Any, original: Callable[..., Any]) -> Callable[..., An
     return update
 
 
-def _next(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _next(data: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def __next__(self: Any) -> Any:
-        started = probe.batch_asked()
+        started = data.batch_asked()
         batch = original(self)
-        probe.batch_given(self, started)
+        data.batch_given(self, started)
         return batch
 
     return __next__

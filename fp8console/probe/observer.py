@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from fp8console.probe import norms
 from fp8console.probe.cycle import StepCycle
 from fp8console.probe.guard import Guard
+from fp8console.probe.position import DataPosition
 from fp8console.probe.readback import Reading, take
 from fp8console.probe.window import Clip, Norm, StepWindow
 
@@ -42,7 +42,7 @@ class Observer:
         self.backwards_without_step = 0
         self.on_scaler_class: Callable[[type], None] = lambda scaler_class: None
         self.on_backward: Callable[[int], None] = lambda without_step: None
-        self.position: tuple[int, int | None, int] | None = None  # batch, length, epoch
+        self.data = DataPosition(guard)
         self._at_boundary = at_boundary
         self._notice = notice
         self._noticed: set[str] = set()
@@ -56,8 +56,6 @@ class Observer:
         self._scaled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
         self._scaled_untracked = False
         self._saved_lr: list[tuple[Any, Any, Any]] = []  # (group, script's value, ours)
-        self._iterator: weakref.ref[Any] | None = None
-        self._epochs: dict[int, int] = {}
         self._by_hand: weakref.ref[Any] | None = None  # whose zero_grad ends a step, where no optimizer's step is seen
 
     # -- backward -------------------------------------------------------------------------------------------------
@@ -66,6 +64,8 @@ class Observer:
         if not self.live or self._backward_depth or _capturing():
             return False
         self._backward_depth = 1
+        if self._stepping and not any(with_closure for _, with_closure in self._stepping):
+            self._stepping.clear()  # left by a step() that raised: without a closure none runs backward
         self.guard.run("loss", self._note_loss, tensors)
         return True
 
@@ -83,7 +83,7 @@ class Observer:
         window.micro_batches += 1
         self.backwards_without_step += 1
         self.on_backward(self.backwards_without_step)
-        self._follow_iterator()
+        self.data.backward_begins()
         tensor = tensors if isinstance(tensors, torch.Tensor) else None
         if tensor is None and isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensor = tensors[0]
@@ -119,13 +119,17 @@ class Observer:
         if not scaler._enabled:
             self._once("scaler_off", "the script's GradScaler is disabled: no loss scaling takes place", "scaler")
             return
-        if self.active_scaler() is not scaler:
-            self.scaler = weakref.ref(scaler)
+        self._use(scaler)
         self._scaled_untracked = True
         if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor):
             # The scaled loss holds the graph: a strong reference would keep the activations alive.
             self._scaled = [pair for pair in self._scaled if pair[0]() is not None][-8:]
             self._scaled.append((weakref.ref(scaled), outputs.detach()))
+
+    def _use(self, scaler: Any) -> None:
+        if self.active_scaler() is not scaler:
+            self.scaler = weakref.ref(scaler)
+            self.scalers.add(scaler)  # one that was copied or unpickled had no __init__ to be seen
 
     def _scale_now(self, scaler: Any) -> Reading | None:
         return None if scaler._scale is None else take(scaler._scale, self.at_once)
@@ -143,7 +147,7 @@ class Observer:
 
     def _note_scaler_step(self, scaler: Any, optimizer: Any) -> None:
         window = self.window
-        self.scaler = weakref.ref(scaler)
+        self._use(scaler)
         window.scaler_used = True
         if window.scale is None:
             window.scale = self._scale_now(scaler)
@@ -169,8 +173,10 @@ class Observer:
         self._update_depth = 1
         return True
 
-    def after_scaler_update(self, scaler: Any) -> None:
+    def leave_scaler_update(self) -> None:
         self._update_depth = 0
+
+    def after_scaler_update(self, scaler: Any) -> None:
         window = self.window
         if not window.scaler_used:
             return
@@ -248,6 +254,10 @@ class Observer:
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.live or _capturing():
             return
+        for index, (running, _) in enumerate(self._stepping):
+            if running is optimizer:
+                del self._stepping[index:]  # its last step() raised
+                break
         self._stepping.append((optimizer, _closure(args, kwargs) is not None))
         self._inner_done = False
         if not self._scaler_depth:
@@ -332,9 +342,12 @@ class Observer:
         window = self.window
         if first and not window.micro_batches and not window.optimizers:
             return  # the hooks have just ended this very step
-        if loss is not None:
-            value = take(loss, self.at_once) if isinstance(loss, torch.Tensor) else float(loss)
-            window.losses = [(value, None)]
+        if isinstance(loss, (int, float)):
+            window.losses = [(float(loss), None)]
+        elif isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            window.losses = [(take(loss, self.at_once), None)]
+        elif loss is not None:
+            self._once("step_loss", "run.step(loss=...) needs a number or a tensor of one element; ignored", "loss")
         self._finish_step()
 
     def _update_ended(self, key: tuple[str, Any]) -> None:
@@ -347,6 +360,7 @@ class Observer:
     def _finish_step(self, keep_count: bool = False) -> None:
         if not keep_count:
             self.backwards_without_step = 0
+        self.window.data_wait, self.data.waited = self.data.waited, 0.0
         self._at_boundary()
         self.window = StepWindow()
         self._scaled.clear()
@@ -373,42 +387,6 @@ class Observer:
     # -- data -----------------------------------------------------------------------------------------------------
     def scheduler_made(self, scheduler: Any, _args: Any) -> None:
         self.guard.run("boundary", self.schedulers.add, scheduler)
-
-    def iterator_made(self, iterator: Any, args: Any) -> None:
-        if self.live and args:
-            self.guard.run("data", self._iterator_made, iterator, args[0])
-
-    def _iterator_made(self, iterator: Any, loader: Any) -> None:
-        # The loader's identity counts epochs: a new iterator of the same loader is a new epoch.
-        try:
-            length: int | None = len(loader)
-        except (TypeError, NotImplementedError):
-            length = None
-        epochs = self._epochs.get(id(loader), 0) + 1
-        self._epochs[id(loader)] = epochs
-        iterator._fp8console = [0, length, epochs]
-
-    def batch_asked(self) -> float:
-        return time.perf_counter()
-
-    def batch_given(self, iterator: Any, started: float) -> None:
-        if not self.live:
-            return
-        self.window.data_wait += time.perf_counter() - started
-        self.guard.run("data", self._batch_given, iterator)
-
-    def _batch_given(self, iterator: Any) -> None:
-        about = getattr(iterator, "_fp8console", None)
-        if about is not None:
-            about[0] += 1
-            self._iterator = weakref.ref(iterator)
-
-    def _follow_iterator(self) -> None:
-        # The loader that gave a batch last before a backward is the training's; evaluation runs no backward.
-        iterator = self._iterator() if self._iterator is not None else None
-        about = getattr(iterator, "_fp8console", None)
-        if about is not None:
-            self.position = (about[0], about[1], about[2])
 
     def _once(self, key: str, text: str, part: str) -> None:
         if key not in self._noticed:

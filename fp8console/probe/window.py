@@ -135,7 +135,7 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
 
 def _divide(value: float, by: float) -> float:
     # A scale of 0 or inf leaves nothing to recover the value from.
-    return value / by if by else math.nan
+    return value / by if by and not math.isinf(by) else math.nan
 
 
 def _mean(values: list[float]) -> float:

@@ -102,7 +102,8 @@ def last_error(run_dir: Path, limit: int = 1 << 16) -> str | None:
             inside = False
     # torchrun's own error only says that a rank failed; the rank's stands before it.
     told = [error for error in errors if not error.split(":")[0].endswith("ChildFailedError")]
-    return (told or errors or [None])[-1]
+    named = told or errors
+    return named[-1] if named else None
 
 
 def describe_end(status: int, signal_name: str | None) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pexpect
 import pyte
-
 import running
 
 SCRIPT = str(running.ROOT / "sample_models" / "char_gpt.py")

@@ -1,4 +1,4 @@
-"""The training thread's side of the agreement, against a reader thread: nobody hangs, nobody passes the decided step."""
+"""The training thread's side of the agreement: nobody hangs, nobody passes the decided step."""
 
 from __future__ import annotations
 

@@ -256,7 +256,8 @@ step = int(sys.argv[4])
 print("ready", flush=True)
 while True:
     step += 1
-    store.write(step if step % 3 else step - 1, None if step % 4 else "tagged", point(step if step % 3 else step - 1, 20_000))
+    at = step if step % 3 else step - 1  # the same step twice, now and then
+    store.write(at, None if step % 4 else "tagged", point(at, 20_000))
 """
 
 
@@ -282,7 +283,7 @@ def test_whatever_a_kill_leaves_under_a_final_name_is_whole(tmp_path: Path) -> N
         assert found
         for step, _ in found:
             check(store, step)
-        finals = [path for path in tmp_path.glob("step-*/rank-0")]
+        finals = list(tmp_path.glob("step-*/rank-0"))
         assert all((path / MANIFEST).is_file() and (path / STATE).is_file() for path in finals)
     store.write(9000)  # the next writer clears away what the killed ones had begun
     assert list(tmp_path.glob("step-*/.rank-*")) == []

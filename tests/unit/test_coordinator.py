@@ -1,4 +1,4 @@
-"""Commands over ranks that answer, drift, refuse, fall silent or leave: every request is answered, no rank is left holding."""
+"""Commands over ranks that drift, refuse, fall silent or leave: all are answered, no rank is left holding."""
 
 from __future__ import annotations
 

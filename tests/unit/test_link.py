@@ -165,7 +165,7 @@ def test_a_connection_that_comes_back_is_no_loss(link: Link, supervisor: Supervi
     assert not link.agreement.lost
 
 
-@pytest.mark.parametrize("rubbish", [b"not json\n", b"[1]\n", b"\xff\xfe\n", b"x" * (1 << 20) + b"xx"])
+@pytest.mark.parametrize("rubbish", [b"not json\n", b"[1]\n", b"\xff\xfe\n", b"x" * (1 << 20) + b"xx"], ids=range(4))
 def test_rubbish_ends_the_connection_and_a_new_one_is_made(link: Link, supervisor: Supervisor, rubbish: bytes) -> None:
     link.start()
     supervisor.accept()

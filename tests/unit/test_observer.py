@@ -158,7 +158,6 @@ def test_a_step_that_raises_leaves_the_rate_to_the_script(watch: Watch) -> None:
     assert watch.steps[-1]["lr"] == pytest.approx(0.05)
 
 
-@pytest.mark.xfail(strict=True, reason="observer: the optimizer whose step() raised stays on the stack of running ones")
 def test_a_step_that_raises_does_not_spoil_the_next_micro_batches(watch: Watch) -> None:
     net = model()
     optimizer = Fails(net.parameters(), lr=0.0)
@@ -174,9 +173,6 @@ def test_a_step_that_raises_does_not_spoil_the_next_micro_batches(watch: Watch) 
     assert watch.steps[-1]["micro_batches"] == 3
 
 
-@pytest.mark.xfail(
-    strict=True, reason="hooks: scaler.update() that raises leaves the observer inside it: no boundary ever after"
-)
 def test_an_update_that_raises_does_not_end_the_measuring(watch: Watch) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -248,7 +244,6 @@ def test_a_scaler_from_before_the_hooks_is_found_in_use() -> None:
         made.patches.undo()
 
 
-@pytest.mark.xfail(strict=True, reason="observer: a scaler whose __init__ was not seen is in no restore point")
 def test_a_copied_scaler_is_part_of_restore_points(watch: Watch) -> None:
     scaler = copy.deepcopy(torch.amp.GradScaler("cpu", init_scale=16.0))
     net = model()
@@ -256,9 +251,6 @@ def test_a_copied_scaler_is_part_of_restore_points(watch: Watch) -> None:
     assert scaler in watch.observer.scalers
 
 
-@pytest.mark.xfail(
-    strict=True, reason="hooks: these schedulers' __init__ does not call LRScheduler's, the one that is hooked"
-)
 @pytest.mark.parametrize("kind", ["plateau", "sequential", "chained"])
 def test_every_scheduler_is_part_of_restore_points(watch: Watch, kind: str) -> None:
     optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
@@ -271,9 +263,6 @@ def test_every_scheduler_is_part_of_restore_points(watch: Watch, kind: str) -> N
     assert made in watch.observer.schedulers
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="observer: explicit_step lets a bad loss raise into the script"
-)
 def test_a_loss_that_is_no_scalar_does_not_end_the_training(watch: Watch) -> None:
     watch.observer.window.micro_batches = 1
     watch.observer.explicit_step(torch.ones(3))

@@ -1,4 +1,4 @@
-"""Step records under a torn file, a full disk, a kill and a restart: nothing is torn in the middle, nothing is raised."""
+"""Step records under a torn file, a full disk, a kill and a restart: no tear in the middle, nothing raised."""
 
 from __future__ import annotations
 

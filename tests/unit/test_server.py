@@ -79,6 +79,7 @@ RANK = encode({"hello": "rank", "rank": 0})
         RANK + encode({"done": "x", "step": "not a number"}),
         RANK + encode({"prepared": [1], "step": None}),
     ],
+    ids=range(17),
 )
 async def test_rubbish_ends_its_own_connection_alone(desk: Desk, tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "sockets" / "s"
@@ -99,12 +100,22 @@ async def test_two_clients_with_one_id_get_their_own_answers(desk: Desk, tmp_pat
     assert sorted(message["n"] for message in desk.asked) == [0, 1, 2, 3, 4]
 
 
-async def test_the_folder_is_this_users_alone(tmp_path: Path) -> None:
-    open_to_all = tmp_path / "open"
-    open_to_all.mkdir(mode=0o777)
-    open_to_all.chmod(0o777)
-    with pytest.raises(PermissionError, match="must belong to this user alone"):
-        await Desk().server.open(open_to_all / "s")
+async def test_the_folder_is_made_this_users_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "ours" / "sockets"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    desk = Desk()
+    await desk.server.open(folder / "s")
+    assert folder.stat().st_mode & 0o077 == 0 and folder.parent.stat().st_mode & 0o077 == 0
+    await desk.server.close()
+
+
+async def test_a_folder_that_is_a_link_is_a_trap(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "sockets").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        await Desk().server.open(tmp_path / "ours" / "sockets" / "s")
 
 
 async def test_a_socket_that_was_left_is_taken_over_and_removed(tmp_path: Path) -> None:
