@@ -65,6 +65,7 @@ class Probe:
         self._link: Link | None = None
         self._early: list[dict[str, Any]] = []
         self._closed = False
+        self._of_parent: tuple[Any, ...] = ()
         self._mark: float | None = None
         self._held = 0.0
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT)
@@ -161,7 +162,10 @@ class Probe:
 
     def forget_parent(self) -> None:
         """In a forked child: it is another process, with no rank, no thread and no open step."""
+        # Kept and never freed here: pinned memory is the parent's, and freeing it would call into its device.
+        self._of_parent = (self._link, self.points, self.readback, self.observer.window)
         self._link = None
+        self.operator = operator.Operator(self)
         self._closed = False
         self.points = None
         self.step = 0
@@ -268,6 +272,8 @@ class Probe:
             if self.points is None:
                 return "there is no restore point yet"
             return self.points.missing(int(command["to"])) or self.steering.refuses({**command, "name": "rollback"})
+        if name == "checkpoint" and self.points is not None:
+            return self.points.busy()
         return self.steering.refuses(command) if name == "set" else None
 
     # -- the link's thread ----------------------------------------------------------------------------------------

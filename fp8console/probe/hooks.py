@@ -132,7 +132,7 @@ def _clip(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(parameters, max_norm, *args, **kwargs)
         if not isinstance(parameters, torch.Tensor):
             parameters = list(parameters)  # may be a generator, which is read once
-        used = probe.clip_limit(max_norm)
+        used = probe.clip_limit(max_norm, parameters)
         total = original(parameters, used, *args, **kwargs)
         norm_type = args[0] if args else kwargs.get("norm_type", 2.0)
         probe.clipped(parameters, used, norm_type, total)

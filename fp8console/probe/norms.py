@@ -55,6 +55,30 @@ def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[
     return parts
 
 
+def clip(
+    grads: list[torch.Tensor], max_norm: float, scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Clip gradients in place to ``max_norm`` (times ``scale``, which they still carry if given): (norm, limit).
+
+    ``min(1, limit / (norm + 1e-6))``, torch.nn.utils.clip_grad_norm_'s formula, but a norm that is not finite leaves
+    the gradients alone: times 0 or NaN they would be lost. None, with nothing done, for sparse or sharded gradients.
+    """
+    if not grads or any(grad.is_sparse or hasattr(grad, "_local_tensor") for grad in grads):
+        return None
+    device = grads[0].device
+    with torch.no_grad():
+        each = [torch.linalg.vector_norm(grad.float()).to(device, non_blocking=True) for grad in grads]
+        total = torch.linalg.vector_norm(torch.stack(each))
+        limit = torch.full_like(total, max_norm)
+        if scale is not None:
+            limit = limit * scale.to(device, non_blocking=True)
+        coefficient = torch.clamp(limit / (total + 1e-6), max=1.0)
+        coefficient = torch.where(torch.isfinite(total), coefficient, torch.ones_like(coefficient))
+        for grad in grads:
+            grad.mul_(coefficient.to(grad.device, grad.dtype, non_blocking=True))
+    return total, limit
+
+
 def _alike(grads: list[torch.Tensor]) -> bool:
     for grad in grads:
         if grad.dtype is not torch.float32 or not grad.is_cpu or grad.layout is not torch.strided or grad.requires_grad:

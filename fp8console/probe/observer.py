@@ -185,14 +185,20 @@ class Observer:
         self._update_ended(("scaler", frozenset(id(optimizer) for optimizer in window.optimizers)))
 
     # -- clipping -------------------------------------------------------------------------------------------------
-    def clip_limit(self, max_norm: Any) -> Any:
+    def clip_limit(self, max_norm: Any, parameters: Any) -> Any:
         """The maximum that clipping is to use: the operator's if there is one, else the script's own."""
         if self.clip_norm is None or not self.live:
             return max_norm
+        ours = self.guard.run("clipping", self._operators_limit, parameters)
+        return max_norm if ours is None else ours
+
+    def _operators_limit(self, parameters: Any) -> Any:
         scaler = self.active_scaler() if self._gradients_are_scaled() else None
-        if scaler is not None and scaler._scale is not None:
-            return scaler._scale * self.clip_norm
-        return self.clip_norm
+        if scaler is None or scaler._scale is None:
+            return self.clip_norm
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        first = next((parameter.grad for parameter in listed if parameter.grad is not None), scaler._scale)
+        return scaler._scale.to(first.device, non_blocking=True) * self.clip_norm
 
     def clipped(self, parameters: Any, max_norm: Any, norm_type: Any, total: Any) -> None:
         if self.live and len(self.window.clips) < MOST_READINGS and not _capturing():
@@ -309,21 +315,14 @@ class Observer:
         self._saved_lr.clear()
 
     def _clip_ourselves(self, optimizer: Any) -> None:
-        """Clip for a script that doesn't, at the operator's wish; a norm that is not finite leaves gradients alone."""
-        grads = [grad for grad in norms.gradients(optimizer) if not grad.is_sparse]
-        if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):
-            return
-        total = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(g.float()).to(grads[0].device) for g in grads])
-        )
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer's gradients are still scaled
-        limit = self.clip_norm if scale is None else scale.to(total.device) * self.clip_norm
-        coefficient = torch.clamp(limit / (total + 1e-6), max=1.0)
-        coefficient = torch.where(torch.isfinite(total), coefficient, torch.ones_like(coefficient))
-        for grad in grads:
-            grad.detach().mul_(coefficient.to(grad.device, grad.dtype))
-        shown = take(limit, self.at_once) if isinstance(limit, torch.Tensor) else float(limit or 0.0)
-        self.window.clips.append(Clip(take(total, self.at_once), shown, None, frozenset()))
+        """Clip for a script that doesn't, at the operator's wish."""
+        assert self.clip_norm is not None
+        grads = norms.gradients(optimizer)
+        # A fused optimizer's gradients still carry the loss scale at this point.
+        clipped = norms.clip(grads, self.clip_norm, getattr(optimizer, "grad_scale", None))
+        if clipped is not None:
+            total, limit = (take(value, self.at_once) for value in clipped)
+            self.window.clips.append(Clip(total, limit, None, frozenset()))
 
     # -- end of a step --------------------------------------------------------------------------------------------
     def before_zero_grad(self, owner: Any) -> None:
@@ -362,6 +361,7 @@ class Observer:
             self.backwards_without_step = 0
         self.window.data_wait, self.data.waited = self.data.waited, 0.0
         self._at_boundary()
+        self.window.optimizers.clear()  # a record that still travels must not keep a model alive
         self.window = StepWindow()
         self._scaled.clear()
         self._scaled_untracked = False

@@ -143,3 +143,34 @@ def test_the_gradients_of_an_optimizer() -> None:
 )
 def test_hypot(values: list[float], wanted: float) -> None:
     assert hypot(values) == pytest.approx(wanted, rel=1e-15) if math.isfinite(wanted) else hypot(values) == wanted
+
+
+@pytest.mark.parametrize("scale", [None, 512.0])
+def test_clip_in_place_brings_the_norm_to_the_limit(scale: float | None) -> None:
+    torch.manual_seed(1)
+    grads = [torch.randn(40, 3) * (scale or 1.0), torch.randn(7) * (scale or 1.0)]
+    before = [grad.double() for grad in grads]
+    wanted = math.sqrt(sum(float(grad.square().sum()) for grad in before))
+    clipped = norms.clip(grads, 0.5, None if scale is None else torch.tensor(scale))
+    assert clipped is not None and clipped[0].item() == pytest.approx(wanted, rel=1e-6)
+    limit = 0.5 * (scale or 1.0)
+    after = math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))
+    assert after == pytest.approx(limit, rel=1e-5)
+    for was, now in zip(before, grads):
+        assert torch.allclose(now.double(), was * (limit / (wanted + 1e-6)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_clip_leaves_gradients_alone_when_their_norm_is_not_finite(bad: float) -> None:
+    grads = [torch.tensor([3.0, bad]), torch.tensor([4.0])]
+    norms.clip(grads, 0.5, None)
+    assert grads[0][0] == 3.0 and grads[1][0] == 4.0
+    assert torch.equal(grads[0][1].isnan(), torch.tensor(math.isnan(bad)))
+
+
+def test_clip_leaves_small_gradients_alone_and_declines_sparse_ones() -> None:
+    small = [torch.tensor([0.3, 0.4])]
+    norms.clip(small, 1.0, None)
+    assert small[0].tolist() == pytest.approx([0.3, 0.4], rel=1e-7)
+    sparse = torch.sparse_coo_tensor([[0]], [5.0], (3,))
+    assert norms.clip([sparse], 1.0, None) is None and sparse.coalesce().values().item() == 5.0
