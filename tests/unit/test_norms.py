@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fp8console.probe import norms
 from fp8console.probe.norms import gradients, hypot, l2
 
 READ = [(True, False), (True, True), (False, True)]
