@@ -3,7 +3,7 @@
 FP8 here means what decides whether such a training works at all: every gradient that enters a layer's backward has
 been rounded to eight bits and has lost what lies beyond the format's range. Everything else stays in float32, so a
 difference from ``--precision fp32`` comes from that rounding alone. Try ``--precision fp8-e4m3 --scaler none``: the
-gradients of a mean loss lie below the format's smallest value, and nothing is learnt.
+gradients of char_gpt's mean loss lie below the format's smallest value, and nothing is learnt.
 """
 
 from __future__ import annotations

@@ -59,6 +59,18 @@ def _round_to_grid(x: Tensor, fmt: Fp8Format) -> Tensor:
     return rounded if fmt.has_negative_zero else rounded + 0.0
 
 
+class _Cast(torch.autograd.Function):
+    """The cast itself, straight through, so that a gradient penalty can differentiate a gradient that was cast."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, fmt: Fp8Format, saturate: bool) -> Tensor:
+        return cast_through(grad, fmt, saturate)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0], None, None
+
+
 class _GradCast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, fmt: Fp8Format, saturate: bool) -> Tensor:
@@ -67,14 +79,15 @@ class _GradCast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return cast_through(grads[0], ctx.fmt, ctx.saturate), None, None
+        return _Cast.apply(grads[0], ctx.fmt, ctx.saturate), None, None  # type: ignore[no-untyped-call]
 
 
 def fp8_grad_cast(x: Tensor, fmt: Fp8Format | str | torch.dtype, saturate: bool = False) -> Tensor:
     """``x`` unchanged; its gradient passes through ``fmt`` on the way back, as in ``cast_through``.
 
     Put behind a layer, it rounds what the layer's backward receives. The gradient is cast as it comes, so a loss
-    scale acts as it would on FP8 hardware. Raises UnknownFormat.
+    scale acts as it would on FP8 hardware. Of second derivatives the cast is straight through. The result is a view of
+    ``x``: don't change it in place. Raises UnknownFormat.
     """
     result: Tensor = _GradCast.apply(x, format_of(fmt), saturate)  # type: ignore[no-untyped-call]
     return result

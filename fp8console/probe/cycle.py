@@ -15,6 +15,9 @@ class StepCycle:
 
     #: Updates without the leading key after which it is taken to be gone (an optimizer was replaced).
     PATIENCE = 12
+    #: The same, where the leading key had been alone for this many updates: it was most likely replaced.
+    SOON = 5
+    ALONE = 20
     #: Rounds that differ before only the last key of a round is looked at.
     IRREGULAR = 3
     #: Updates that end no step after which the cycle is learnt anew (the other optimizers are used no more).
@@ -28,6 +31,7 @@ class StepCycle:
         self._mismatches = 0
         self._since_leader = 0
         self._since_end = 0
+        self._alone = 0
 
     def closes(self, key: Hashable) -> bool:
         """Whether the update with this key ends a step."""
@@ -41,12 +45,14 @@ class StepCycle:
         if self._leader is None:
             self._leader = key
         self._since_leader = 0 if key == self._leader else self._since_leader + 1
-        if self._since_leader > self.PATIENCE and len(self._keys) > 1:
+        patience = self.SOON if self._alone >= self.ALONE else self.PATIENCE
+        if self._since_leader > patience and len(self._keys) > 1:
             self._learn_anew()
             return self._ends(key)
         self._keys.add(key)
         if len(self._keys) == 1:
             self._current = [key]
+            self._alone += 1
             return True
         if key == self._leader and self._current and self._current[-1] != self._leader:
             self._end_of_round(tuple(self._current))
@@ -65,6 +71,7 @@ class StepCycle:
             self._ends(key)
 
     def _end_of_round(self, found: tuple[Hashable, ...]) -> None:
+        self._alone = 0
         if self._round and found != self._round:
             self._mismatches += 1
         self._round = found

@@ -74,6 +74,12 @@ def install(probe: Any, patches: Patches) -> None:
     for owner in (torch.nn.utils.clip_grad, torch.nn.utils):
         if hasattr(owner, "clip_grad_norm_"):
             patches.replace(owner, "clip_grad_norm_", lambda original: _clip(probe, original), traceable=True)
+        if hasattr(owner, "clip_grad_value_"):
+            patches.replace(owner, "clip_grad_value_", lambda original: _clip_value(probe, original), traceable=True)
+        if hasattr(owner, "clip_grads_with_norm_"):  # torch 2.6 and later
+            patches.replace(
+                owner, "clip_grads_with_norm_", lambda original: _clip_with_norm(probe, original), traceable=True
+            )
     for whose in (torch.nn.Module, optimizer.Optimizer):
         patches.replace(whose, "zero_grad", lambda original: _before(probe.before_zero_grad, original), traceable=True)
     # The last three have an __init__ of their own that does not call LRScheduler's.
@@ -83,6 +89,7 @@ def install(probe: Any, patches: Patches) -> None:
     patches.replace(optimizer.Optimizer, "__init__", lambda original: _after(probe.optimizer_made, original))
     iterator = dataloader._BaseDataLoaderIter
     patches.replace(iterator, "__init__", lambda original: _after(probe.data.iterator_made, original))
+    patches.replace(iterator, "_reset", lambda original: _after(probe.data.iterator_reset, original))
     patches.replace(iterator, "__next__", lambda original: _next(probe.data, original))
     scaler = torch.amp.GradScaler
     patches.replace(scaler, "__init__", lambda original: _after(probe.scaler_made, original))
@@ -104,9 +111,10 @@ class _OptimizerHooks:
     def __init__(self, probe: Any) -> None:
         self._probe = probe
 
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._probe.before_optimizer_step(optimizer, args, kwargs)
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        return self._probe.before_optimizer_step(optimizer, args, kwargs)  # other arguments to use, or None
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -116,7 +124,8 @@ class _OptimizerHooks:
 def _backward(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(*args: Any, **kwargs: Any) -> Any:
         # Reentrant checkpointing calls backward inside backward: only the outermost is the script's.
-        if not probe.enter_backward(args[0] if args else kwargs.get("tensors")):
+        gradients = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+        if not probe.enter_backward(args[0] if args else kwargs.get("tensors"), gradients):
             return original(*args, **kwargs)
         try:
             return original(*args, **kwargs)
@@ -132,13 +141,42 @@ def _clip(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(parameters, max_norm, *args, **kwargs)
         if not isinstance(parameters, torch.Tensor):
             parameters = list(parameters)  # may be a generator, which is read once
-        used = probe.clip_limit(max_norm, parameters)
-        total = original(parameters, used, *args, **kwargs)
         norm_type = args[0] if args else kwargs.get("norm_type", 2.0)
-        probe.clipped(parameters, used, norm_type, total)
+        used = probe.clip_limit(parameters, max_norm, norm_type)
+        measured = probe.before_clip(parameters, norm_type)
+        total = original(parameters, used, *args, **kwargs)
+        probe.clipped(parameters, used, total, measured, used is not max_norm)
         return total
 
     return clip_grad_norm_
+
+
+def _clip_value(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            original(parameters, *args, **kwargs)
+            return
+        if not isinstance(parameters, torch.Tensor):
+            parameters = list(parameters)
+        probe.before_clip(parameters, None)
+        original(parameters, *args, **kwargs)
+
+    return clip_grad_value_
+
+
+def _clip_with_norm(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            original(parameters, max_norm, total_norm, *args, **kwargs)
+            return
+        if not isinstance(parameters, torch.Tensor):
+            parameters = list(parameters)
+        used = probe.clip_limit(parameters, max_norm, 2.0)
+        probe.before_clip(parameters, None)
+        original(parameters, used, total_norm, *args, **kwargs)
+        probe.clipped(parameters, used, total_norm, True, used is not max_norm)
+
+    return clip_grads_with_norm_
 
 
 def _scale(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,18 +55,22 @@ class Observer:
         self._inner_done = False
         self._scaled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
         self._scaled_untracked = False
+        self._backwards = 0  # in this process
+        self._evaluated = False  # the closure of the step under way has run backward
+        self._since_update: set[int] = set()  # optimizers that stepped since the last scaler update, by id
         self._saved_lr: list[tuple[Any, Any, Any]] = []  # (group, script's value, ours)
         self._by_hand: weakref.ref[Any] | None = None  # whose zero_grad ends a step, where no optimizer's step is seen
 
     # -- backward -------------------------------------------------------------------------------------------------
-    def enter_backward(self, tensors: Any) -> bool:
+    def enter_backward(self, tensors: Any, gradients: Any = None) -> bool:
         """True when this is the script's own (outermost) backward; ``leave_backward`` must follow then."""
         if not self.live or self._backward_depth or _capturing():
             return False
         self._backward_depth = 1
         if self._stepping and not any(with_closure for _, with_closure in self._stepping):
             self._stepping.clear()  # left by a step() that raised: without a closure none runs backward
-        self.guard.run("loss", self._note_loss, tensors)
+        self._backwards += 1
+        self.guard.run("loss", self._note_loss, tensors, gradients)
         return True
 
     def leave_backward(self) -> None:
@@ -75,11 +79,12 @@ class Observer:
             self._stepped_in_backward = False
             self._finish_step()
 
-    def _note_loss(self, tensors: Any) -> None:
+    def _note_loss(self, tensors: Any, gradients: Any) -> None:
         window = self.window
-        if self._stepping and window.losses and window.micro_batches:
+        if self._stepping and self._evaluated:
             # A closure runs backward once per evaluation: the first loss is the step's, a line search's mean is not.
             return
+        self._evaluated = bool(self._stepping)
         window.micro_batches += 1
         self.backwards_without_step += 1
         self.on_backward(self.backwards_without_step)
@@ -87,17 +92,24 @@ class Observer:
         tensor = tensors if isinstance(tensors, torch.Tensor) else None
         if tensor is None and isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensor = tensors[0]
+            gradients = gradients[0] if isinstance(gradients, (list, tuple)) and gradients else gradients
         if tensor is None or tensor.numel() != 1 or tensor.is_sparse or hasattr(tensor, "_local_tensor"):
             return
         if len(window.losses) >= MOST_LOSSES:
             return
+        scale = None
         for reference, unscaled in self._scaled:
             if reference() is tensor:
-                window.losses.append((take(unscaled, self.at_once), None))
-                return
-        scaler = self.active_scaler()
-        # Scaled, then changed (divided by the number of micro-batches, added up): only the scale can be taken out.
-        scale = self._scale_now(scaler) if self._scaled_untracked and scaler is not None else None
+                tensor = unscaled
+                break
+        else:
+            scaler = self.active_scaler()
+            if self._scaled_untracked and scaler is not None and _made_from_scaled(tensor):
+                # Scaled, then changed (divided, added up): only the scale can be taken out.
+                scale = self._scale_now(scaler)
+        if isinstance(gradients, torch.Tensor) and gradients.numel() == 1:
+            # backward(gradient) works on gradient * loss: -1 turns it round, 1/n divides it.
+            tensor = tensor.detach().reshape(()) * gradients.detach().reshape(())
         window.losses.append((take(tensor, self.at_once), scale))
 
     # -- scaler ---------------------------------------------------------------------------------------------------
@@ -121,6 +133,10 @@ class Observer:
             return
         self._use(scaler)
         self._scaled_untracked = True
+        for each in [scaled] if isinstance(scaled, torch.Tensor) else _tensors(scaled):
+            if each.grad_fn is not None:
+                metadata: Any = each.grad_fn.metadata
+                metadata[_SCALED] = True
         if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor):
             # The scaled loss holds the graph: a strong reference would keep the activations alive.
             self._scaled = [pair for pair in self._scaled if pair[0]() is not None][-8:]
@@ -149,14 +165,19 @@ class Observer:
         window = self.window
         self._use(scaler)
         window.scaler_used = True
+        # A second scaler, or a second update in one iteration, has a scale of its own.
+        scale = self._scale_now(scaler)
         if window.scale is None:
-            window.scale = self._scale_now(scaler)
+            window.scale = scale
         # A refused step never reaches the optimizer's own hooks, so the norm is taken here; gradients carry the scale
         # until unscale_ (stage UNSCALED) has run for this optimizer.
         stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
         scaled = getattr(stage, "name", "READY") == "READY"
         window.optimizers.append(optimizer)
-        self.guard.run("gradients", self._note_norm, optimizer, window.scale if scaled else None)
+        self._since_update.add(id(optimizer))
+        if any(clip.scale is not None for clip in window.clips):
+            self._once("scaled_clip", SCALED_CLIP, "clipping")
+        self.guard.run("gradients", self._note_norm, optimizer, scale if scaled else None)
         self.guard.run("lr", self._note_lr, optimizer)
 
     def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
@@ -178,65 +199,111 @@ class Observer:
 
     def after_scaler_update(self, scaler: Any) -> None:
         window = self.window
-        if not window.scaler_used:
+        if not self._since_update:
             return
+        window.unscaled = False
         if scaler._growth_tracker is not None:
             window.growth_tracker = self.guard.run("scaler", take, scaler._growth_tracker, self.at_once)
-        self._update_ended(("scaler", frozenset(id(optimizer) for optimizer in window.optimizers)))
+        key, self._since_update = frozenset(self._since_update), set()
+        self._update_ended(key)
 
     # -- clipping -------------------------------------------------------------------------------------------------
-    def clip_limit(self, max_norm: Any, parameters: Any) -> Any:
-        """The maximum that clipping is to use: the operator's if there is one, else the script's own."""
+    def clip_limit(self, parameters: Any, max_norm: Any, norm_type: Any) -> Any:
+        """The maximum that clipping is to use: the operator's L2 one if there is one, else the script's own."""
         if self.clip_norm is None or not self.live:
             return max_norm
-        ours = self.guard.run("clipping", self._operators_limit, parameters)
+        ours = self.guard.run("clipping", self._operators_limit, parameters, norm_type)
         return max_norm if ours is None else ours
 
-    def _operators_limit(self, parameters: Any) -> Any:
-        scaler = self.active_scaler() if self._gradients_are_scaled() else None
+    def _operators_limit(self, parameters: Any, norm_type: Any) -> Any:
+        if float(norm_type) != 2.0:
+            return None
+        scaler = self.active_scaler() if self._gradients_are_scaled(_ids(parameters)) else None
         if scaler is None or scaler._scale is None:
             return self.clip_norm
         listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         first = next((parameter.grad for parameter in listed if parameter.grad is not None), scaler._scale)
         return scaler._scale.to(first.device, non_blocking=True) * self.clip_norm
 
-    def clipped(self, parameters: Any, max_norm: Any, norm_type: Any, total: Any) -> None:
-        if self.live and len(self.window.clips) < MOST_READINGS and not _capturing():
-            self.guard.run("clipping", self._note_clip, parameters, max_norm, norm_type, total)
+    def before_clip(self, parameters: Any, norm_type: Any) -> bool:
+        """Measure what clipping is about to change, unless its own result will tell: then False."""
+        if not self.live or len(self.window.norms) >= MOST_READINGS or _capturing():
+            return True
+        return bool(self.guard.run("gradients", self._before_clip, parameters, norm_type))
 
-    def _note_clip(self, parameters: Any, max_norm: Any, norm_type: Any, total: Any) -> None:
-        if float(norm_type) != 2.0 or not isinstance(total, torch.Tensor) or hasattr(total, "_local_tensor"):
-            return
-        scale = None
-        if self._gradients_are_scaled():
-            scaler = self.active_scaler()
-            scale = None if scaler is None else self._scale_now(scaler)
-            if scale is not None:
-                text = (
-                    "the script clips gradients that still carry the loss scale: call scaler.unscale_(optimizer) first"
-                )
-                self._once("scaled_clip", text, "clipping")
-        limit = take(max_norm, self.at_once) if isinstance(max_norm, torch.Tensor) else float(max_norm)
+    def _before_clip(self, parameters: Any, norm_type: Any) -> bool:
+        window, ids = self.window, _ids(parameters)
+        # A clip after a further backward sees newer gradients of the same parameters: those count.
+        window.norms = [
+            norm
+            for norm in window.norms
+            if norm.users or not norm.parameters or norm.backwards == self._backwards or not norm.parameters <= ids
+        ]
+        known = [norm.parameters for norm in window.norms if not norm.users and norm.parameters & ids]
+        left = ids.difference(*known)
+        if not left:
+            return True
+        if not known and norm_type is not None and float(norm_type) == 2.0:
+            return False
         listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-        ids = frozenset(map(id, listed))
-        self.window.clips.append(Clip(take(total, self.at_once), limit, scale, ids))
+        grads = [p.grad for p in listed if id(p) in left and p.grad is not None]
+        parts = norms.l2(grads, self.at_once, careful=self.careful > 0) if grads else []
+        if parts:
+            window.norms.append(Norm(parts, self._scale_of(ids), left, self._backwards))
+        return True
 
-    def _gradients_are_scaled(self) -> bool:
-        return self._scaled_untracked and not self.window.unscaled
+    def clipped(self, parameters: Any, max_norm: Any, total: Any, measured: bool, ours: bool) -> None:
+        if self.live and len(self.window.clips) < MOST_READINGS and not _capturing():
+            self.guard.run("clipping", self._note_clip, parameters, max_norm, total, measured, ours)
+
+    def _note_clip(self, parameters: Any, max_norm: Any, total: Any, measured: bool, ours: bool) -> None:
+        if not isinstance(total, torch.Tensor) or hasattr(total, "_local_tensor"):
+            return
+        ids = _ids(parameters)
+        scale, norm = self._scale_of(ids), take(total, self.at_once)
+        limit = take(max_norm, self.at_once) if isinstance(max_norm, torch.Tensor) else float(max_norm)
+        self.window.clips.append(Clip(norm, limit, scale, ids, self._backwards, ours))
+        if not measured:
+            self.window.norms.append(Norm([norm], scale, ids, self._backwards))
+
+    def _scale_of(self, ids: frozenset[int]) -> Reading | None:
+        scaler = self.active_scaler() if self._gradients_are_scaled(ids) else None
+        return None if scaler is None else self._scale_now(scaler)
+
+    def _gradients_are_scaled(self, ids: frozenset[int]) -> bool:
+        """Whether these gradients still carry the loss scale: unscale_ works for one optimizer at a time."""
+        scaler = self.active_scaler()
+        if not self._scaled_untracked or scaler is None:
+            return False
+        if not self.window.unscaled:
+            return True
+        for optimizer in self.optimizers:
+            if any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
+                state = scaler._per_optimizer_states.get(id(optimizer))
+                if state is None or getattr(state["stage"], "name", "READY") == "READY":
+                    return True
+        return False
 
     # -- gradient norm and learning rate --------------------------------------------------------------------------
     def _note_norm(self, optimizer: Any, scale: Reading | None) -> None:
         window = self.window
         covered: frozenset[int] = frozenset()
-        for clip in window.clips:
+        at_clip = [norm for norm in window.norms if norm.parameters and id(optimizer) not in norm.users]
+        if at_clip:
             # Clipping has already measured these; after it the gradients are the clipped ones.
-            if not clip.parameters & covered:
-                covered |= clip.parameters
-        own = frozenset(id(p) for group in optimizer.param_groups for p in group["params"]) if covered else covered
-        if covered & own:
-            for clip in window.clips:
-                if clip.parameters & own:
-                    window.norms.append(Norm([clip.norm], clip.scale))
+            own = _ids(p for group in optimizer.param_groups for p in group["params"])
+            for norm in at_clip:
+                if norm.parameters & own:
+                    norm.users.add(id(optimizer))
+                    covered |= norm.parameters
+                    if not self._scaler_depth:
+                        norm.scale = None  # used as they are: the script has unscaled them itself
+            if not self._scaler_depth:
+                for clip in window.clips:
+                    if clip.parameters & own:
+                        clip.scale = None
+        for outer, _ in self._stepping[:-1]:  # a wrapper's step, which has measured them
+            covered |= _ids(p for group in outer.param_groups for p in group["params"])
         grads = norms.gradients(optimizer, covered)
         if not grads:
             return
@@ -257,23 +324,38 @@ class Observer:
     def optimizer_made(self, optimizer: Any, _args: Any) -> None:
         self.guard.run("boundary", self.optimizers.add, optimizer)
 
-    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if not self.live or _capturing():
-            return
+            return None
         for index, (running, _) in enumerate(self._stepping):
             if running is optimizer:
                 del self._stepping[index:]  # its last step() raised
                 break
+        if not self._stepping:
+            self._evaluated = False
         self._stepping.append((optimizer, _closure(args, kwargs) is not None))
         self._inner_done = False
         if not self._scaler_depth:
             if not self._stepping[-1][1] and len(self.window.norms) < MOST_READINGS:
                 self.guard.run("gradients", self._note_norm, optimizer, None)
             self.guard.run("lr", self._note_lr, optimizer)
-        if self.clip_norm is not None and not self.window.clips and not self._stepping[-1][1]:
+        if self.clip_norm is not None and not self._stepping[-1][1]:
             self.guard.run("clipping", self._clip_ourselves, optimizer)
         if self.lr_factor != 1.0 or self._saved_lr:
             self.guard.run("lr", self._scale_lr, optimizer)
+        if self.clip_norm is None or not self._stepping[-1][1] or len(self._stepping) > 1:
+            return None
+        evaluate = _closure(args, kwargs)
+
+        def clipped() -> Any:
+            result = evaluate()
+            if self.clip_norm is not None:
+                self.guard.run("clipping", self._clip_ourselves, optimizer)
+            return result
+
+        if len(args) > 1:
+            return (args[0], clipped, *args[2:]), kwargs
+        return args, {**kwargs, "closure": clipped}
 
     def after_optimizer_step(self, optimizer: Any) -> None:
         if not self.live or not self._stepping:
@@ -295,8 +377,10 @@ class Observer:
         if self._backward_depth and not with_closure:
             # Optimizers run by gradient hooks step inside backward; the graph is live until it returns.
             self._stepped_in_backward = True
-        elif not self.window.scaler_used:
-            self._update_ended(("optimizer", id(optimizer)))
+        elif not self._since_update:
+            self._update_ended(frozenset((id(optimizer),)))
+        else:
+            self._since_update.add(id(optimizer))
 
     def _scale_lr(self, optimizer: Any) -> None:
         self._restore_lr()
@@ -317,12 +401,19 @@ class Observer:
     def _clip_ourselves(self, optimizer: Any) -> None:
         """Clip for a script that doesn't, at the operator's wish."""
         assert self.clip_norm is not None
-        grads = norms.gradients(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        own = _ids(parameters)
+        if any(
+            clip.operators and clip.backwards == self._backwards and clip.parameters & own for clip in self.window.clips
+        ):
+            return  # the script's own clipping has used the operator's limit
+        if self._stepping[-1][1]:  # in a closure: the gradients are this evaluation's, measured before they change
+            self._before_clip(parameters, None)
         # A fused optimizer's gradients still carry the loss scale at this point.
-        clipped = norms.clip(grads, self.clip_norm, getattr(optimizer, "grad_scale", None))
+        clipped = norms.clip(norms.gradients(optimizer), self.clip_norm, getattr(optimizer, "grad_scale", None))
         if clipped is not None:
             total, limit = (take(value, self.at_once) for value in clipped)
-            self.window.clips.append(Clip(total, limit, None, frozenset()))
+            self.window.clips.append(Clip(total, limit, None, own, self._backwards, True))
 
     # -- end of a step --------------------------------------------------------------------------------------------
     def before_zero_grad(self, owner: Any) -> None:
@@ -349,9 +440,10 @@ class Observer:
             self._once("step_loss", "run.step(loss=...) needs a number or a tensor of one element; ignored", "loss")
         self._finish_step()
 
-    def _update_ended(self, key: tuple[str, Any]) -> None:
+    def _update_ended(self, key: frozenset[int]) -> None:
         if self.explicit:
             return
+        self.backwards_without_step = 0  # steps are seen, whether or not this one ends an iteration
         closes = self.guard.run("boundary", self._cycle.closes, key)
         if closes:
             self._finish_step()
@@ -378,7 +470,6 @@ class Observer:
 
     def _note_norm_by_hand(self, owner: Any) -> None:
         window = self.window
-        window.norms = [Norm([clip.norm], clip.scale) for clip in window.clips[:1]]
         if not window.norms and isinstance(owner, torch.nn.Module):
             grads = [parameter.grad for parameter in owner.parameters() if parameter.grad is not None]
             parts = norms.l2(grads, self.at_once, careful=self.careful > 0) if grads else []
@@ -395,6 +486,33 @@ class Observer:
 
 
 _HAS_DEVICE = torch.backends.cuda.is_built()  # true of ROCm builds as well
+
+
+#: Key in an autograd node's metadata: its output was made by GradScaler.scale.
+_SCALED = "fp8console_scaled"
+SCALED_CLIP = "the script clips gradients that still carry the loss scale: call scaler.unscale_(optimizer) first"
+
+
+def _made_from_scaled(tensor: torch.Tensor, most: int = 64) -> bool:
+    """Whether a scaled loss lies within the last few operations that made ``tensor``."""
+    nodes = [tensor.grad_fn]
+    for node in nodes:
+        if node is None:
+            continue
+        metadata: Any = node.metadata
+        if _SCALED in metadata:
+            return True
+        if len(nodes) < most:
+            nodes += [following for following, _ in node.next_functions]
+    return False
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return [item for item in outputs if isinstance(item, torch.Tensor)] if isinstance(outputs, (list, tuple)) else []
+
+
+def _ids(parameters: Any) -> frozenset[int]:
+    return frozenset((id(parameters),) if isinstance(parameters, torch.Tensor) else map(id, parameters))
 
 
 def _closure(args: Any, kwargs: Any) -> Any:

@@ -163,6 +163,7 @@ class Operator:
         result = probe.points.roll_back(command["to"])
         probe.points.forget_after(command["to"])
         probe.after_rollback()
+        probe.steering.fit_to_settings()
         settings = {key: value for key, value in command.items() if key != "to" and value is not None}
         if len(settings) > 1:
             self._apply_settings(settings, step)

@@ -25,11 +25,20 @@ class DataPosition:
         if self.live and args:
             self._guard.run("data", self._begin, iterator, args[0])
 
+    def iterator_reset(self, iterator: Any, args: Any) -> None:
+        """Persistent workers: the same iterator begins another epoch. ``args``: loader, and whether it is the first."""
+        if self.live and args and args[1:2] != (True,):
+            self._guard.run("data", self._begin, iterator, args[0])
+
     def _begin(self, iterator: Any, loader: Any) -> None:
+        # len() of a loader over an iterable dataset makes it warn later when the script gives out more.
+        noted = loader.__dict__.get("_IterableDataset_len_called")
         try:
             length: int | None = len(loader)
         except (TypeError, NotImplementedError):
             length = None  # an iterable dataset
+        if "_IterableDataset_len_called" in loader.__dict__:
+            loader._IterableDataset_len_called = noted
         # A new iterator of the same loader is a new epoch.
         epoch = self._epochs.get(id(loader), 0) + 1
         self._epochs[id(loader)] = epoch

@@ -102,6 +102,13 @@ class Steering:
         if scaler is not None and scaler._scale is not None:
             scaler._scale.clamp_(min=self.floor, max=self.cap)
 
+    def fit_to_settings(self) -> None:
+        """After a rollback: the state is an earlier one, the settings are today's."""
+        for scaler in list(self._observer.scalers):
+            if getattr(scaler, "_growth_tracker", None) is not None:
+                scaler._growth_tracker.clamp_(max=scaler._growth_interval - 1)  # see apply()
+        self.keep_limits()
+
     def _set_scale(self, scaler: Any, value: float | str) -> None:
         if isinstance(value, str):
             factor = float(value[1:])
@@ -112,5 +119,7 @@ class Steering:
         value = min(max(value, SCALE_MIN), SCALE_MAX)
         if scaler._scale is not None:
             scaler._scale.fill_(value)
+            if scaler._growth_tracker is not None:
+                scaler._growth_tracker.zero_()  # clean steps *at this scale*: else the next one might double it
         else:
             scaler._init_scale = value

@@ -17,6 +17,9 @@ class Norm:
 
     parts: list[Reading]
     scale: Reading | None = None
+    parameters: frozenset[int] = frozenset()  # when taken at a clip: whose gradients, by id
+    backwards: int = 0  # backward passes of the process when it was taken
+    users: set[int] = field(default_factory=set)  # optimizers that have stepped with it, by id
 
 
 @dataclass
@@ -27,6 +30,8 @@ class Clip:
     max_norm: Reading
     scale: Reading | None
     parameters: frozenset[int]
+    backwards: int = 0
+    operators: bool = False  # clipped to the operator's limit
 
 
 @dataclass
@@ -88,10 +93,18 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
         end = at + len(norm.parts)
         norms.append(_divide(hypot(numbers[at:end]), numbers[end]))
         at = end + 1
-    coefficients = []
-    for _ in window.clips:
-        coefficients.append(_clip_coefficient(*numbers[at : at + 3]))
+    chains: list[list[Any]] = []  # clips of the same gradients, one after the other: their factors multiply
+    for clip in window.clips:
+        factor = _clip_coefficient(*numbers[at : at + 3])
         at += 3
+        for chain in chains:
+            if chain[0] == clip.backwards and chain[1] & clip.parameters:
+                chain[1] |= clip.parameters
+                chain[2] *= factor
+                break
+        else:
+            chains.append([clip.backwards, clip.parameters, factor])
+    coefficients = [chain[2] for chain in chains]
     end = at + len(window.found_inf)
     found_inf = end > at and max(numbers[at:end]) > 0
     rest = iter(numbers[end:])

@@ -18,6 +18,9 @@ from fp8console.protocol.numbers import number
 SCALE_MIN = 2.0**-126
 SCALE_MAX = 2.0**126
 
+#: Least backoff_factor: one overflow must not take the scale through all of float32 at once.
+BACKOFF_MIN = 2.0**-24
+
 #: Commands for people. The supervisor has two more of its own: snapshot_every and an unasked checkpoint.
 NAMES = ("pause", "resume", "step", "checkpoint", "rollback", "set", "stop", "kill")
 SETTINGS = (
@@ -76,13 +79,15 @@ def _over_one(name: str, value: Any) -> float:
     parsed = _finite(name, value)
     if parsed <= 1:
         raise CommandError(f"{name} must be over 1, not {parsed:g}")
+    if parsed < 1 + 2.0**-23:
+        raise CommandError(f"{name} must be at least 1 + 2^-23: {parsed!r} is 1 in float32, which scalers use")
     return parsed
 
 
 def _below_one(name: str, value: Any) -> float:
     parsed = _finite(name, value)
-    if not 0 < parsed < 1:
-        raise CommandError(f"{name} must lie between 0 and 1, not {parsed:g}")
+    if not BACKOFF_MIN <= parsed < 1:
+        raise CommandError(f"{name} must lie between 0 and 1, and not below 2^-24; not {parsed:g}")
     return parsed
 
 

@@ -192,3 +192,14 @@ def test_compiled_backward_equals_eager(name: str, saturate: bool) -> None:
         assert x.grad is not None
         results.append(x.grad.nan_to_num(nan=-1.0, posinf=-2.0, neginf=-3.0))
     assert torch.equal(results[0], results[1])
+
+
+def test_a_gradient_that_was_cast_can_be_differentiated_straight_through() -> None:
+    """A gradient penalty: d|dy/dx|^2/dw through the cast, which counts as the identity there."""
+    w = torch.tensor([0.5, -1.25], requires_grad=True)
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = fp8_grad_cast(w * x, "e5m2").sum()
+    (slope,) = torch.autograd.grad(y, x, create_graph=True)
+    slope.square().sum().backward()
+    # dy/dx = w * cast(1) = w, so the penalty is w^2 and its derivative 2 w: 1 is a value of the format.
+    assert w.grad is not None and w.grad.tolist() == [1.0, -2.5]
