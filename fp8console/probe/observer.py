@@ -13,6 +13,7 @@ from fp8console.probe.cycle import StepCycle
 from fp8console.probe.guard import Guard
 from fp8console.probe.position import DataPosition
 from fp8console.probe.readback import Reading, take
+from fp8console.probe.scaled_loss import ScaledLosses
 from fp8console.probe.window import Clip, Norm, StepWindow
 
 #: Backward passes without a step after which zero_grad is taken for the boundary although an optimizer exists.
@@ -53,8 +54,7 @@ class Observer:
         self._stepped_in_backward = False
         self._stepping: list[Any] = []  # optimizers whose step() is running, outermost first
         self._inner_done = False
-        self._scaled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
-        self._scaled_untracked = False
+        self._scaled = ScaledLosses()
         self._backwards = 0  # in this process
         self._evaluated = False  # the closure of the step under way has run backward
         self._since_update: set[int] = set()  # optimizers that stepped since the last scaler update, by id
@@ -98,15 +98,12 @@ class Observer:
         if len(window.losses) >= MOST_LOSSES:
             return
         scale = None
-        for reference, unscaled in self._scaled:
-            if reference() is tensor:
-                tensor = unscaled
-                break
-        else:
-            scaler = self.active_scaler()
-            if self._scaled_untracked and scaler is not None and _made_from_scaled(tensor):
-                # Scaled, then changed (divided, added up): only the scale can be taken out.
-                scale = self._scale_now(scaler)
+        original = self._scaled.original(tensor)
+        if original is not None:
+            tensor = original
+        elif (scaler := self.active_scaler()) is not None and self._scaled.carries_scale(tensor):
+            # Scaled, then changed (divided, added up): only the scale can be taken out.
+            scale = self._scale_now(scaler)
         if isinstance(gradients, torch.Tensor) and gradients.numel() == 1:
             # backward(gradient) works on gradient * loss: -1 turns it round, 1/n divides it.
             tensor = tensor.detach().reshape(()) * gradients.detach().reshape(())
@@ -132,15 +129,7 @@ class Observer:
             self._once("scaler_off", "the script's GradScaler is disabled: no loss scaling takes place", "scaler")
             return
         self._use(scaler)
-        self._scaled_untracked = True
-        for each in [scaled] if isinstance(scaled, torch.Tensor) else _tensors(scaled):
-            if each.grad_fn is not None:
-                metadata: Any = each.grad_fn.metadata
-                metadata[_SCALED] = True
-        if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor):
-            # The scaled loss holds the graph: a strong reference would keep the activations alive.
-            self._scaled = [pair for pair in self._scaled if pair[0]() is not None][-8:]
-            self._scaled.append((weakref.ref(scaled), outputs.detach()))
+        self._scaled.note(outputs, scaled)
 
     def _use(self, scaler: Any) -> None:
         if self.active_scaler() is not scaler:
@@ -233,17 +222,10 @@ class Observer:
 
     def _before_clip(self, parameters: Any, norm_type: Any) -> bool:
         window, ids = self.window, _ids(parameters)
-        # A clip after a further backward sees newer gradients of the same parameters: those count.
-        window.norms = [
-            norm
-            for norm in window.norms
-            if norm.users or not norm.parameters or norm.backwards == self._backwards or not norm.parameters <= ids
-        ]
-        known = [norm.parameters for norm in window.norms if not norm.users and norm.parameters & ids]
-        left = ids.difference(*known)
+        left = window.unmeasured(ids, self._backwards)
         if not left:
             return True
-        if not known and norm_type is not None and float(norm_type) == 2.0:
+        if left == ids and norm_type is not None and float(norm_type) == 2.0:
             return False
         listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         grads = [p.grad for p in listed if id(p) in left and p.grad is not None]
@@ -273,7 +255,7 @@ class Observer:
     def _gradients_are_scaled(self, ids: frozenset[int]) -> bool:
         """Whether these gradients still carry the loss scale: unscale_ works for one optimizer at a time."""
         scaler = self.active_scaler()
-        if not self._scaled_untracked or scaler is None:
+        if not self._scaled.any or scaler is None:
             return False
         if not self.window.unscaled:
             return True
@@ -288,20 +270,9 @@ class Observer:
     def _note_norm(self, optimizer: Any, scale: Reading | None) -> None:
         window = self.window
         covered: frozenset[int] = frozenset()
-        at_clip = [norm for norm in window.norms if norm.parameters and id(optimizer) not in norm.users]
-        if at_clip:
-            # Clipping has already measured these; after it the gradients are the clipped ones.
+        if any(norm.parameters for norm in window.norms):
             own = _ids(p for group in optimizer.param_groups for p in group["params"])
-            for norm in at_clip:
-                if norm.parameters & own:
-                    norm.users.add(id(optimizer))
-                    covered |= norm.parameters
-                    if not self._scaler_depth:
-                        norm.scale = None  # used as they are: the script has unscaled them itself
-            if not self._scaler_depth:
-                for clip in window.clips:
-                    if clip.parameters & own:
-                        clip.scale = None
+            covered = window.use_norms(own, id(optimizer), unscaled=not self._scaler_depth)
         for outer, _ in self._stepping[:-1]:  # a wrapper's step, which has measured them
             covered |= _ids(p for group in outer.param_groups for p in group["params"])
         grads = norms.gradients(optimizer, covered)
@@ -456,7 +427,6 @@ class Observer:
         self.window.optimizers.clear()  # a record that still travels must not keep a model alive
         self.window = StepWindow()
         self._scaled.clear()
-        self._scaled_untracked = False
         if self.careful:
             self.careful -= 1
 
@@ -488,27 +458,7 @@ class Observer:
 _HAS_DEVICE = torch.backends.cuda.is_built()  # true of ROCm builds as well
 
 
-#: Key in an autograd node's metadata: its output was made by GradScaler.scale.
-_SCALED = "fp8console_scaled"
 SCALED_CLIP = "the script clips gradients that still carry the loss scale: call scaler.unscale_(optimizer) first"
-
-
-def _made_from_scaled(tensor: torch.Tensor, most: int = 64) -> bool:
-    """Whether a scaled loss lies within the last few operations that made ``tensor``."""
-    nodes = [tensor.grad_fn]
-    for node in nodes:
-        if node is None:
-            continue
-        metadata: Any = node.metadata
-        if _SCALED in metadata:
-            return True
-        if len(nodes) < most:
-            nodes += [following for following, _ in node.next_functions]
-    return False
-
-
-def _tensors(outputs: Any) -> list[torch.Tensor]:
-    return [item for item in outputs if isinstance(item, torch.Tensor)] if isinstance(outputs, (list, tuple)) else []
 
 
 def _ids(parameters: Any) -> frozenset[int]:

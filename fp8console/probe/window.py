@@ -52,6 +52,35 @@ class StepWindow:
     data_wait: float = 0.0
     optimizers: list[Any] = field(default_factory=list)  # those that stepped, in order
 
+    def unmeasured(self, ids: frozenset[int], backwards: int) -> frozenset[int]:
+        """Of the parameters about to be clipped those whose gradients no earlier clip of this step has measured.
+
+        Norms from before a further backward are dropped: that has made newer gradients of the same parameters.
+        """
+        self.norms = [
+            norm
+            for norm in self.norms
+            if norm.users or not norm.parameters or norm.backwards == backwards or not norm.parameters <= ids
+        ]
+        return ids.difference(*(norm.parameters for norm in self.norms if not norm.users))
+
+    def use_norms(self, own: frozenset[int], optimizer: int, unscaled: bool) -> frozenset[int]:
+        """An optimizer steps with what clipping has measured and changed: the parameters that need no norm any more.
+
+        ``unscaled``: it steps with gradients as they are, so the script has taken the scale out itself.
+        """
+        covered: frozenset[int] = frozenset()
+        for norm in self.norms:
+            if norm.parameters & own and optimizer not in norm.users:
+                norm.users.add(optimizer)
+                covered |= norm.parameters
+                if unscaled:
+                    norm.scale = None
+        for clip in self.clips if unscaled else ():
+            if clip.parameters & own:
+                clip.scale = None
+        return covered
+
     def to_readings(self) -> list[Reading]:
         """All readings in the order in which ``record_values`` takes their numbers back."""
         flat: list[Reading] = []
