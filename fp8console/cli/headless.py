@@ -28,15 +28,18 @@ def follow(run_dir: Path) -> int:
     run_id = run.info.get("id", run_dir.name)
     say(f"run {run_id}; from another terminal: fp8console attach {run_id}")
     signals = _Signals(run)
+    people = run.info
     next_line = time.monotonic() + settings.progress_seconds
     with open(run_dir / paths.OUTPUT, "rb") as output:
         while True:
             _pass_on(output)
             run.refresh()
-            if run.info.get("exit_status") is not None:
+            status = exit_status(run)
+            if status is not None:
                 _pass_on(output)
                 break
-            if _lost(run.info):
+            people = run.info or people  # as last read: the run directory may be gone while the training runs on
+            if _lost(people):
                 say("the run is lost: its supervisor and its training are gone, and no exit status was written")
                 return 1
             if time.monotonic() >= next_line:
@@ -50,7 +53,16 @@ def follow(run_dir: Path) -> int:
             say(str(event["text"]) + (f": {event['error']}" if event.get("error") else ""))
         elif event.get("kind") == "notice" and event.get("part") == "probe":
             say(str(event["text"]))
-    return int(run.info["exit_status"])
+    return status
+
+
+def exit_status(run: Any) -> int | None:
+    """The training's exit status, from run.json or, where a full disk kept it out of there, from its last event."""
+    known = run.info.get("exit_status")
+    for event in reversed(run.events.events):
+        if known is None and event.get("kind") == "ended":
+            known = event.get("exit_status")
+    return None if known is None else int(known)
 
 
 def progress_line(run: Any) -> str:
@@ -67,7 +79,9 @@ def progress_line(run: Any) -> str:
     if now.scale is not None:
         words.append(f"loss scale {loss_scale(now.scale)}")
     words.append(f"{now.skipped} skipped")
-    if now.steps_per_second:
+    if now.silent_seconds is not None:
+        words.append(f"no step for {now.silent_seconds:.0f} s")
+    elif now.steps_per_second:
         words.append(f"{now.steps_per_second:.1f} steps/s")
     return ", ".join(words)
 
@@ -96,7 +110,7 @@ def _lost(info: dict[str, Any]) -> bool:
 
 
 class _Signals:
-    """Ctrl-C, SIGTERM and SIGHUP reach the training as they would without the console in between."""
+    """Ctrl-C and SIGTERM reach the training as they would without the console in between."""
 
     def __init__(self, run: Any) -> None:
         self._run = run

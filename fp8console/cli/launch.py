@@ -169,8 +169,9 @@ def make_run_dir(run_id: str, options: LaunchOptions) -> Path:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
             site.build(place / paths.SITE)
             (place / paths.OUTPUT).touch(0o600)
+            (place / paths.RESERVE).write_bytes(bytes(paths.RESERVE_BYTES))
         except OSError as error:
-            problem = f"{place}: {error.strerror or error}"
+            problem = f"{place}: {_reason(error)}"
             continue
         if problem:
             say(f"run directory {problem}; using {place}")
@@ -178,6 +179,13 @@ def make_run_dir(run_id: str, options: LaunchOptions) -> Path:
             _link(paths.state_root() / run_id, place)
         return place
     raise LaunchError(f"no run directory can be written ({problem}); choose one with --run-dir DIR")
+
+
+def _reason(error: OSError) -> str:
+    """One line; shutil.Error holds a list of (source, target, reason)."""
+    if isinstance(error, shutil.Error) and error.args and error.args[0]:
+        return str(error.args[0][0][2])
+    return str(error.strerror or error)
 
 
 def _link(link: Path, target: Path) -> None:
@@ -216,7 +224,7 @@ def start_supervisor(
     with open(run_dir / "supervisor.log", "ab") as log:
         subprocess.Popen(
             [sys.executable, "-c", code, str(run_dir), str(write_end)],
-            stdin=subprocess.DEVNULL,
+            stdin=_stdin(options),
             stdout=log,
             stderr=log,
             pass_fds=(write_end,),
@@ -231,6 +239,17 @@ def start_supervisor(
         _, number, text = answer.split(" ", 2)
         status = int(number)
     raise LaunchError(text, status)
+
+
+def _stdin(options: LaunchOptions) -> int | None:
+    """A pipe or file is the training's to read; a terminal belongs to the console."""
+    try:
+        if options.detach or sys.stdin is None or sys.stdin.isatty():
+            return subprocess.DEVNULL
+        sys.stdin.fileno()
+    except (OSError, ValueError):
+        return subprocess.DEVNULL
+    return None
 
 
 def _read_answer(fd: int) -> str:

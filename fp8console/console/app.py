@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -94,6 +96,8 @@ class ConsoleApp(App[str]):
     def on_mount(self) -> None:
         # After the first paint: the reader imports numpy, which would hold it up.
         self.call_after_refresh(self._start_reading)
+        # Told to end, the console puts the terminal back as it was; the training goes on.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, "detached")
         if self._theme_problems:
             self.notify("\n".join(self._theme_problems), title="themes", severity="warning", markup=False)
 

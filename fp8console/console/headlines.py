@@ -50,6 +50,7 @@ def first_line(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Line:
         (1, [("step " + count_text(status.step), "value")] if _shows_step(status) else []),
         (6, epoch_spans(status)),
         (4, [(step_time_text(status.step_seconds) + "/step", "text")] if _is_moving(status) else []),
+        (1, [(f"no step for {clock_text(status.silent_seconds)}", "alarm")] if status.silent_seconds else []),
         (9, [(rate_text(status.steps_per_second), "text")] if _is_moving(status) else []),
         (5, [("left " + left_text(status.seconds_left), "text")] if status.seconds_left is not None else []),
     ]
@@ -96,6 +97,8 @@ def _shows_step(status: RunStatus) -> bool:
 
 
 def _is_moving(status: RunStatus) -> bool:
+    if status.silent_seconds is not None:
+        return False
     return status.step_seconds is not None and status.state in ("running", "stopping")
 
 

@@ -160,9 +160,16 @@ class CheckpointStore:
         return {"ok": True, "path": str(final), "digest": value, "bytes": size, "seconds": seconds, "reason": None}
 
     def _prune(self) -> None:
-        """Remove this rank's untagged checkpoints but the newest ``keep``; tagged ones stay for ever."""
+        """Remove this rank's untagged checkpoints but the newest ``keep``; tagged ones stay for ever.
+
+        When none of those is sound (the training has diverged), the newest sound one before them stays as well.
+        """
         found = sorted(step for step, tag in self.complete() if tag is None)
-        for step in found[: -self._keep]:
+        old, kept = found[: -self._keep], found[-self._keep :]
+        if not any(self._is_sound(step) for step in kept):
+            good = next((step for step in reversed(old) if self._is_sound(step)), None)
+            old = [step for step in old if step != good]
+        for step in old:
             folder = self._root / folder_name(step, None)
             _remove(folder / f"rank-{self._rank}")
             try:
@@ -170,6 +177,14 @@ class CheckpointStore:
             except OSError:
                 pass  # another rank's is still there
             self._on_event("dropped", {"step": step, "reason": f"only the newest {self._keep} untagged ones are kept"})
+
+    def _is_sound(self, step: int) -> bool:
+        """Whether the checkpoint was taken in a sound stretch; a manifest that does not say so counts as yes."""
+        try:
+            manifest = json.loads((self._root / folder_name(step, None) / f"rank-{self._rank}" / MANIFEST).read_text())
+            return bool(manifest["point"].get("healthy", True))
+        except (OSError, ValueError, KeyError, AttributeError):
+            return True
 
     def complete(self) -> list[tuple[int, str | None]]:
         """(step, tag) of the complete checkpoints of this rank."""

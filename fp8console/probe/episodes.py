@@ -10,6 +10,8 @@ from fp8console.protocol.records import FLAGS
 
 #: Clean steps after which an episode is over.
 CLEAN_STEPS = 3
+#: Skipped steps in one episode from which on the scale is hardly to blame: it has shrunk by 2^16 with torch's default.
+MANY_SKIPS = 16
 
 
 class Episodes:
@@ -17,6 +19,7 @@ class Episodes:
 
     def __init__(self, event: Callable[..., None]) -> None:
         self._event = event
+        self._said_zero = False
         self._open: dict[str, tuple[int, int, int]] = {}  # what -> (first step, last step, count)
 
     def note(self, step: int, values: dict[str, Any], flags: int) -> None:
@@ -34,6 +37,8 @@ class Episodes:
             self._begin(what, step, values)
         elif bad and running is not None:
             self._open[what] = (running[0], step, running[2] + 1)
+            if what == "skipped":
+                self._warn(step, running[2] + 1, values.get("scale"))
         elif running is not None and step - running[1] >= CLEAN_STEPS:
             del self._open[what]
             first, last, count = running
@@ -43,6 +48,21 @@ class Episodes:
                 ]
                 text = f"{name} over: {count} from step {first:,} to {last:,}"
                 self._event("recovered", text, step, of=what, since=first, until=last, count=count)
+
+    def _warn(self, step: int, count: int, scale: float | None) -> None:
+        """Many skips in a row are not mended by a smaller scale, and at 0 the next update ruins the weights."""
+        if count == MANY_SKIPS:
+            at = f"; the scale is down to {scale_text(scale)}" if scale is not None else ""
+            text = (
+                f"{count} steps skipped in a row{at}: not the scale's doing; set floor=1 keeps it from 0, or roll back"
+            )
+            self._event("skipped", text, step, scale=scale)
+        if scale == 0 and not self._said_zero:
+            self._said_zero = True
+            text = "the loss scale is 0: the next finite step ruins the weights; set scale=65536 floor=1, or roll back"
+            self._event("skipped", text, step, scale=scale)
+        elif scale:
+            self._said_zero = False
 
     def _begin(self, what: str, step: int, values: dict[str, Any]) -> None:
         scale = values.get("scale")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import errno
+import io
 import json
 import multiprocessing.util
 import os
@@ -88,13 +90,35 @@ def early_event(run_dir: Path, kind: str, text: str, **fields: Any) -> None:
         pass
 
 
+class _FullDiskIsNoError(io.FileIO):
+    """The run's log as the script's output: that its disk is full must not end a training at a print."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return len(data)
+            raise
+
+
 def _line_buffer_output() -> None:
     """Output that goes to the run's log is written line by line, as on a terminal, so that the console can show it."""
     try:
         log = os.stat(os.path.join(os.environ[paths.ENV_RUN_DIR], paths.OUTPUT))
-        for stream in (sys.stdout, sys.stderr):
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
             about = os.fstat(stream.fileno())
             if (about.st_dev, about.st_ino) == (log.st_dev, log.st_ino):
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+                tolerant = io.TextIOWrapper(
+                    io.BufferedWriter(_FullDiskIsNoError(stream.fileno(), "wb", closefd=False)),
+                    encoding=stream.encoding,
+                    errors=stream.errors,
+                    line_buffering=True,
+                )
+                tolerant.mode = "w"  # type: ignore[misc]  # as sys.stdout has it
+                stream.flush()
+                setattr(sys, name, tolerant)
+                setattr(sys, f"__{name}__", tolerant)
     except (OSError, AttributeError, ValueError, KeyError):
         pass

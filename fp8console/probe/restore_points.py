@@ -157,7 +157,8 @@ class RestorePoints:
     # -- events ---------------------------------------------------------------------------------------------------
     def _ring_event(self, what: str, point: Snapshot, reason: str) -> None:
         if what == "dropped":
-            self._event("point_dropped", "", None, point_step=point.step, where="memory", reason=reason)
+            text = f"restore point {point.step:,} left memory: {reason}"
+            self._event("point_dropped", text, None, point_step=point.step, where="memory", reason=reason)
             return
         if point not in self.ring.points:
             return
@@ -182,7 +183,8 @@ class RestorePoints:
         elif what == "failed":
             self._event("fault", f"checkpoint of step {step:,} failed: {details['reason']}", step, part="checkpoints")
         else:
-            self._event("point_dropped", "", None, point_step=step, where="disk", reason=details["reason"])
+            text = f"checkpoint {step:,} removed: {details['reason']}"
+            self._event("point_dropped", text, None, point_step=step, where="disk", reason=details["reason"])
 
 
 def available_memory() -> int:

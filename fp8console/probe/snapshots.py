@@ -71,12 +71,15 @@ def live_digest(snapshot: Snapshot) -> str:
     return digest(tensors, state.plain_part(tree, like=snapshot.tree))
 
 
-def choose_victim(steps: list[int]) -> int:
+def choose_victim(steps: list[int], sound: list[bool] | None = None) -> int:
     """Which of a full ring's restore points (ascending steps) makes room: its index.
 
-    The newest two and the oldest stay; of the others goes the one whose gap, once merged, is smallest for its age. So
-    points lie close together near the present and ever further apart back in time.
+    One that is not ``sound`` goes first, the oldest of them: a training that has diverged must not push out the points
+    from before. Among sound ones the newest two and the oldest stay; of the others goes the one whose gap, once
+    merged, is smallest for its age. So points lie close together near the present and further apart back in time.
     """
+    if sound is not None and not all(sound):
+        return sound.index(False)
     newest = steps[-1]
     candidates = range(1, len(steps) - 2)
     if not candidates:
@@ -141,7 +144,8 @@ class SnapshotRing:
             len(self.points) >= self.count or sum(point.bytes for point in self.points) + size > self.memory_bytes
         ):
             steps = [point.step for point in self.points]
-            victim = self.points[choose_victim(steps)]
+            sound = [bool(point.about.get("healthy", True)) for point in self.points]
+            victim = self.points[choose_victim(steps, sound)]
             self._drop(victim, "made room")
             if not victim.holders:
                 self._spare = victim.host

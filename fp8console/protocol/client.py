@@ -34,7 +34,9 @@ class NoAnswer(ClientError):
 
 def _unreachable(path: str, error: OSError) -> NoSupervisor:
     if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
-        return NoSupervisor("no supervisor answers: the training has ended, or its supervisor is gone")
+        return NoSupervisor(
+            "no supervisor answers: the training has ended, or its supervisor is gone; fp8console status says which"
+        )
     return NoSupervisor(f"no supervisor answers at {path}: {error.strerror or error}")
 
 

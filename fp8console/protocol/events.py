@@ -31,7 +31,7 @@ KINDS: dict[str, str] = {
     "scaler": "an enabled GradScaler was found or changed: class_name, scale, growth_factor, backoff_factor, "
     "growth_interval, floor, cap",
     "settings": "settings in effect by the operator's wish: lr_scale, clip_norm, floor, cap",
-    "skipped": "the first skipped step of an episode: scale (that overflowed)",
+    "skipped": "the first skipped step of an episode, its 16th, and one at a scale of 0: scale (that overflowed)",
     "nonfinite": "the first step of an episode with a non-finite loss or gradient norm: what ('loss' | 'grad_norm'), "
     "value",
     "recovered": "an episode ended: of ('skipped' | 'loss' | 'grad_norm'), since, count",

@@ -11,6 +11,9 @@ HARDWARE = "hardware.jsonl"
 SUPERVISOR_EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 SITE = "site"
+#: Space held for the supervisor's last words on a full disk.
+RESERVE = ".reserve"
+RESERVE_BYTES = 128 * 1024
 
 # Environment of the training process.
 ENV_RUN_DIR = "FP8CONSOLE_RUN_DIR"

@@ -65,6 +65,7 @@ class RunStatus:
     # speed
     step_seconds: float | None = None
     steps_per_second: float | None = None
+    silent_seconds: float | None = None  # since the last step, when that is far longer than steps take
     data_wait_share: float | None = None
     total_steps: int | None = None
     seconds_left: float | None = None
@@ -95,6 +96,11 @@ class RunStatus:
         return data
 
 
+#: A running training is silent when its last step is older than both: seconds, and times the usual step.
+SILENCE = 10.0
+SILENT_STEPS = 20.0
+
+
 def status(run: Run, now: float | None = None) -> RunStatus:
     """The status of ``run`` as of its last ``refresh``; ``now`` is for tests."""
     now = clock.time() if now is None else now
@@ -109,9 +115,15 @@ def status(run: Run, now: float | None = None) -> RunStatus:
     _health(result, steps, tally)
     result.state = _state(run, result, tally, now)
     _steering(result, tally)
+    if result.state == "running" and result.step_time is not None and result.step_seconds is not None:
+        silent = now - result.step_time
+        if silent > max(SILENCE, SILENT_STEPS * result.step_seconds):
+            result.silent_seconds, result.steps_per_second = silent, None
+            result.notes.append(f"no step for {silent:.0f} s; a step takes {result.step_seconds:.3g} s")
     if result.total_steps is None:
         result.total_steps = _total_steps(info, tally)
-    if result.state in ("running", "paused") and None not in (result.total_steps, result.step, result.step_seconds):
+    moving = result.silent_seconds is None and result.state in ("running", "paused")
+    if moving and None not in (result.total_steps, result.step, result.step_seconds):
         assert result.total_steps is not None and result.step is not None and result.step_seconds is not None
         result.seconds_left = max(0, result.total_steps - result.step) * result.step_seconds
     result.hardware = run.hardware.latest
@@ -230,7 +242,10 @@ def _lives(run: Run, result: RunStatus, now: float) -> bool:
     if result.supervised:
         return True
     if training is not None and is_alive(training):
-        result.notes.append("the supervisor is gone; the training goes on without it and takes no commands")
+        result.notes.append(
+            f"the supervisor is gone: the training (pid {training.pid}) takes no commands; it goes on, from a pause "
+            f"after a minute; to end it: kill {training.pid}"
+        )
         return True
     return False
 

@@ -21,6 +21,8 @@ from fp8console.supervisor.server import Server
 
 #: Seconds between two looks at cadence, checkpoints and the processes' early events.
 TICK = 0.5
+#: Seconds after the start at which a run that has not imported torch is said so.
+SILENT_SECONDS = 30.0
 #: Seconds that the socket stays after the end, for answers still on their way.
 LINGER = 0.3
 
@@ -40,6 +42,7 @@ class Supervisor:
         self._early_offset = 0
         self._started = time.monotonic()
         self._next_checkpoint = time.monotonic() + self.settings.checkpoint_minutes * 60
+        self._silence_said = False
         self._cadence_asked: int | None = None
         self._stop_asked = False
         self._ending: asyncio.Task[None] | None = None
@@ -86,6 +89,7 @@ class Supervisor:
         ]
         status, signal_name = await self.training.wait()
         self.coordinator.end("the training has ended")
+        (self.run_dir / paths.RESERVE).unlink(missing_ok=True)  # room for the last words on a full disk
         await asyncio.sleep(LINGER)
         self._take_early_events()
         self._say_if_unmeasured()
@@ -116,6 +120,17 @@ class Supervisor:
         about = training.describe_end(status, signal_name)
         self.event("ended", about["text"], exit_status=status, signal=signal_name, error=error)
         self.save()
+
+    def _say_if_silent(self) -> None:
+        """Long after the start nothing has imported torch: days may pass before the end could tell."""
+        if self._silence_said or time.monotonic() - self._started < SILENT_SECONDS:
+            return
+        self._silence_said = True
+        if not self.coordinator.ranks and not (self.run_dir / "torch").exists():
+            text = (
+                "no process has imported torch yet: nothing is measured (does something reset PYTHONPATH, or use -I?)"
+            )
+            self.event("notice", text, part="probe")
 
     def _say_if_unmeasured(self) -> None:
         if not (self.run_dir / "torch").exists():
@@ -234,6 +249,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(TICK)
             self._take_early_events()
+            self._say_if_silent()
             if self.coordinator.complete and not self.coordinator.paused:
                 self._tune_cadence()
                 self._checkpoint_if_due()

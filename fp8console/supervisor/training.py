@@ -70,7 +70,7 @@ async def start(command: list[str], cwd: str, run_dir: Path, link: str) -> Train
                 *command,
                 cwd=cwd,
                 env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=None,  # the supervisor's: what was piped into the launch, or /dev/null
                 stdout=output,
                 stderr=output,
                 start_new_session=True,

@@ -71,6 +71,14 @@ def test_first_paint_help_detach(make_run: Make, size: tuple[int, int]) -> None:
     terminal.child.expect(pexpect.EOF)
 
 
+def test_told_to_end_it_puts_the_terminal_back(make_run: Make) -> None:
+    terminal = Terminal(make_run(800).run_dir, 80, 24)
+    terminal.until("step 800")
+    terminal.child.kill(signal.SIGTERM)
+    terminal.child.expect("left: detached")
+    assert b"\x1b[?1049l" in terminal.child.before  # out of the alternate screen
+
+
 def test_a_plain_locale_gets_plain_characters(make_run: Make) -> None:
     run = make_run(800, eventfully=True)
     terminal = Terminal(run.run_dir, 80, 24, LC_ALL="C")

@@ -159,3 +159,47 @@ def test_headless_hands_sigterm_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
     assert run.info()["signal"] == "SIGTERM"
+
+
+def test_a_pipe_on_stdin_reaches_the_training(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fp8console", "--run-dir", str(tmp_path / "run"), "--"]
+    command += [sys.executable, "-c", "import sys; print('read', sys.stdin.read())"]
+    done = subprocess.run(
+        command, env=running.environment(tmp_path), input="hello", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout == "read hello\n", done.stderr
+
+
+def test_a_full_disk_costs_records_and_output_and_not_the_training(tmp_path: Path) -> None:
+    """A run directory on a small file system that fills up while the script prints and steps."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("needs to mount a small file system, which this user may not")
+    try:
+        command = ["--run-dir", str(disk / "run"), "--checkpoint-minutes", "0", running.training("chatty"), "6"]
+        done = running.fp8console(tmp_path, *command)
+        run = running.Run(tmp_path, disk / "run")
+        assert done.returncode == 0, done.stderr
+        assert "exit status 0" in done.stderr
+        ended = run.events("ended") or [run.info()]
+        assert ended[-1]["exit_status"] == 0
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_a_training_that_hangs_is_not_shown_at_full_speed(tmp_path: Path, started: list[running.Run]) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import time, torch\nw = torch.nn.Parameter(torch.ones(2)); o = torch.optim.SGD([w], lr=0.1)\n"
+        "for _ in range(30):\n    o.zero_grad(); w.sum().backward(); o.step(); time.sleep(0.01)\ntime.sleep(600)\n"
+    )
+    run = running.start(tmp_path / "r", str(script))
+    started.append(run)
+    run.wait_for_step(30)
+    assert run.status()["silent_seconds"] is None and run.status()["steps_per_second"] > 1
+    run.wait_until(lambda: run.status()["silent_seconds"], 40, "the silence")
+    now = run.status()
+    assert now["state"] == "running" and now["steps_per_second"] is None and now["silent_seconds"] >= 10
+    assert any("no step for" in note for note in now["notes"])

@@ -287,3 +287,20 @@ def test_whatever_a_kill_leaves_under_a_final_name_is_whole(tmp_path: Path) -> N
         assert all((path / MANIFEST).is_file() and (path / STATE).is_file() for path in finals)
     store.write(9000)  # the next writer clears away what the killed ones had begun
     assert list(tmp_path.glob("step-*/.rank-*")) == []
+
+
+def test_the_newest_sound_checkpoint_outlives_a_divergence(tmp_path: Path) -> None:
+    """Sound at 1 and 2, diverged from 3 on: 2 stays beside the newest three and 1 goes; sound again, 2 goes too."""
+    store = Store(tmp_path, keep=3)
+
+    def save(step: int, healthy: bool) -> None:
+        snapshot = point(step)
+        snapshot.about["healthy"] = healthy
+        store.save(snapshot, None, store.results.append)
+        store.wait(30.0)
+
+    for step in range(1, 9):
+        save(step, healthy=step <= 2)
+    assert sorted(step for step, _ in store.complete()) == [2, 6, 7, 8]
+    save(9, healthy=True)
+    assert sorted(step for step, _ in store.complete()) == [7, 8, 9]

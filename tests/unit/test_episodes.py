@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from fp8console.probe.episodes import Episodes, scale_text, setting_text, value_text
 from fp8console.protocol.records import FLAGS
@@ -97,3 +98,16 @@ def test_texts() -> None:
         "1.235",
     ]
     assert [setting_text(v) for v in (None, 0.5, 2000)] == ["off", "0.5", "2000"]
+
+
+def test_many_skips_in_a_row_are_not_blamed_on_the_scale_and_a_scale_of_zero_is_an_alarm() -> None:
+    """Stock torch halves the scale each time: 2^16 is 0 after 166 skips, and the next clean step ruins the weights."""
+    told: list[tuple[int, str]] = []
+    episodes = Episodes(lambda kind, text, step=None, **fields: told.append((step, text)))
+    scale = 2.0**16
+    for step in range(1, 200):
+        episodes.note(step, {"loss": 1.0, "scale": float(torch.tensor(scale))}, FLAGS["skipped"])
+        scale = float(torch.tensor(scale) / 2)
+    assert [step for step, _ in told] == [1, 16, 167]
+    assert "not the scale's doing" in told[1][1] and "2^1" in told[1][1]
+    assert "ruins the weights" in told[2][1]

@@ -266,3 +266,14 @@ def test_a_forked_child_neither_waits_for_the_worker_nor_for_its_lock(model: tor
             pytest.fail("the child hangs")
         time.sleep(0.01)
     ring.close()
+
+
+def test_points_from_before_a_divergence_are_not_pushed_out() -> None:
+    """Twelve sound points, then nothing but unsound ones: one sound point makes room for the first of them, no more."""
+    steps, sound = list(range(10, 130, 10)), [True] * 12
+    for step in range(130, 2000, 10):
+        victim = choose_victim(steps, sound)
+        del steps[victim], sound[victim]
+        steps.append(step)
+        sound.append(False)
+    assert sound.count(True) == 11 and steps[-1] == 1990 and max(s for s, ok in zip(steps, sound) if ok) == 120
