@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -130,7 +131,7 @@ class CheckpointStore:
         try:
             with open(aside / STATE, "wb") as file:
                 checked: Any = _Checked(file, self._check_wanted)
-                torch.save({"tree": snapshot.tree, "tensors": snapshot.host}, checked)
+                torch.save(_content(snapshot), checked)
                 file.flush()
                 os.fsync(file.fileno())
             manifest = {
@@ -220,13 +221,28 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{folder / STATE} is damaged: its SHA-256 is not the manifest's; choose another point"
             )
-        # The whole tree of a training's state goes beyond what weights_only admits (schedulers hold what they like);
+        # The tree goes beyond what weights_only admits (schedulers hold what they like), so it is unpickled by itself:
         # the file is this user's own, in a folder only they can write, and was verified a line above.
         try:
-            loaded = torch.load(folder / STATE, map_location="cpu", weights_only=False)
-            return loaded["tree"], loaded["tensors"], manifest
+            loaded = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+            return pickle.loads(bytes(loaded["tree"].tolist())), loaded["tensors"], manifest
         except Exception as error:
             raise CheckpointError(f"{folder / STATE} can't be loaded: {_reason(error)}") from None
+
+
+def _content(snapshot: Snapshot) -> dict[str, Any]:
+    """What goes into the file: ``modules`` for anybody with torch, ``tree`` and ``tensors`` for a rollback.
+
+    ``modules`` are the state dicts of the training's root modules; their tensors are those of ``tensors``, stored once.
+    The tree is pickled into bytes of its own, so that torch.load(..., weights_only=True) takes the file anywhere.
+    """
+    modules = [
+        {name: snapshot.host[slot.index] for name, slot in saved.items()}
+        for saved in snapshot.tree["modules"]
+        if saved is not None
+    ]
+    tree = torch.frombuffer(bytearray(pickle.dumps(snapshot.tree)), dtype=torch.uint8)
+    return {"modules": modules, "tree": tree, "tensors": snapshot.host}
 
 
 class _Checked:

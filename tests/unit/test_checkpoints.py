@@ -304,3 +304,16 @@ def test_the_newest_sound_checkpoint_outlives_a_divergence(tmp_path: Path) -> No
     assert sorted(step for step, _ in store.complete()) == [2, 6, 7, 8]
     save(9, healthy=True)
     assert sorted(step for step, _ in store.complete()) == [7, 8, 9]
+
+
+def test_the_weights_are_anybodys_with_torch(tmp_path: Path) -> None:
+    """torch.load with weights_only=True, in a process that can't import fp8console, and a plain load_state_dict."""
+    Store(tmp_path, keep=3).write(5)
+    file = tmp_path / folder_name(5, None) / "rank-0" / "state.pt"
+    code = (
+        "import sys, torch; sys.modules['fp8console'] = None; model = torch.nn.Linear(100, 1); "
+        "model.load_state_dict(torch.load(sys.argv[1], weights_only=True)['modules'][0]); "
+        "print(set(model.weight.flatten().tolist()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "{5.0}", done.stderr
