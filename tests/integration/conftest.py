@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import running
 
-from fp8console.protocol import identity
+from fp8console.protocol import identity, paths
 
 
 @pytest.fixture
@@ -23,3 +23,6 @@ def started(tmp_path: Path) -> Iterator[list[running.Run]]:
             who = identity.ProcessIdentity.from_json(info.get(name))
             if who is not None:
                 identity.send_signal(who, signal.SIGKILL, group=group)
+        # What a killed supervisor can't clear away itself.
+        for left in (paths.socket_path(run.run_dir), *(paths.spool_file(run.run_dir, rank) for rank in range(4))):
+            left.unlink(missing_ok=True)
