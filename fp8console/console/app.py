@@ -269,6 +269,8 @@ def run_console(run_dir: Path, *, theme: str = themes.DEFAULT, refresh_hz: float
 
     Raises SystemExit, with one line, when the console itself failed; Textual has then printed why.
     """
+    # Inherited as ignored (nohup), a hang-up would leave the console spinning on a terminal that is gone.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     app = ConsoleApp(run_dir, theme, refresh_hz)
     left = app.run()
     if app.return_code:

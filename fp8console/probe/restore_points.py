@@ -15,7 +15,7 @@ from fp8console.probe import state
 from fp8console.probe.checkpoints import MOST_PENDING, CheckpointError, CheckpointStore
 from fp8console.probe.guard import Guard
 from fp8console.probe.observer import Observer
-from fp8console.probe.snapshots import Snapshot, SnapshotRing, live_digest
+from fp8console.probe.snapshots import Snapshot, SnapshotRing, compare_live
 from fp8console.protocol.settings import Settings
 
 #: Steps between snapshots before the supervisor has worked out a cadence from their measured cost.
@@ -121,7 +121,7 @@ class RestorePoints:
         point = self.ring.find(step)
         where = "memory"
         if point is not None:
-            wanted = point.compute_digest()
+            point.compute_digest()
         else:
             where = "disk"
             tree, tensors, manifest = self.store.load(step)
@@ -131,18 +131,18 @@ class RestorePoints:
                     f"the checkpoint of step {step:,} does not fit this training's modules and optimizers"
                 )
             roots = _part_of(roots, tree)
-            wanted = str(manifest["digest"])
-            point = Snapshot(step, roots, tree, tensors, dict(manifest["point"]), 0, 0.0, digest=wanted)
+            digest = str(manifest["digest"])
+            point = Snapshot(step, roots, tree, tensors, dict(manifest["point"]), 0, 0.0, digest=digest)
         point.wait()
         misfit = state.misfit(point.roots, point.tree, point.host)
         if misfit is not None:
             raise CheckpointError(f"step {step:,} does not fit this training any more: {misfit}")
         state.restore(point.roots, point.tree, point.host)
-        found = live_digest(point)
+        found, equal = compare_live(point)
         return {
             "where": where,
             "digest": found,
-            "digests_equal": found == wanted,
+            "digests_equal": equal,
             "point": point.about,
             "registered": sorted(
                 name

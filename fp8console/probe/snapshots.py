@@ -67,8 +67,22 @@ class Snapshot:
 
 def live_digest(snapshot: Snapshot) -> str:
     """The digest of the training's state as it is now, over what the snapshot covers."""
-    tree, tensors = state.capture(snapshot.roots)
-    return digest(tensors, state.plain_part(tree, like=snapshot.tree))
+    return compare_live(snapshot)[0]
+
+
+def compare_live(snapshot: Snapshot) -> tuple[str, bool]:
+    """(digest of the training's state as it is now, whether it is the snapshot's), over what both have.
+
+    A model without an optimizer that the script has dropped since is in neither: its absence is no difference.
+    """
+    live, tensors = state.capture(snapshot.roots)
+    now = state.common_part(live, snapshot.tree)
+    found = digest([tensors[index] for index in state.slots(now)], state.plain_part(now))
+    then = state.common_part(snapshot.tree, live)
+    kept = state.slots(then)
+    if len(kept) == len(snapshot.host) and state.plain_part(then) == state.plain_part(snapshot.tree):
+        return found, found == snapshot.compute_digest()
+    return found, found == digest([snapshot.host[index] for index in kept], state.plain_part(then))
 
 
 def choose_victim(steps: list[int], sound: list[bool] | None = None) -> int:

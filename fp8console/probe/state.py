@@ -150,6 +150,32 @@ def plain_part(tree: dict[str, Any], like: dict[str, Any] | None = None) -> dict
     return part
 
 
+def common_part(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """``tree`` without what ``other`` may lack: modules that have since gone, random state that was not there yet.
+
+    A module that is trained lives on in its optimizer's parameters; that an optimizer has gone is a difference.
+    """
+    part = dict(tree)
+    part["modules"] = [None if there is None else here for here, there in zip(tree["modules"], other["modules"])]
+    part["random"] = {name: value for name, value in tree["random"].items() if name in other["random"]}
+    return part
+
+
+def slots(value: Any) -> list[int]:
+    """The indices of a tree's tensors, each once, in the order in which ``capture`` came upon them."""
+    found: dict[int, None] = {}
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Slot):
+            found.setdefault(item.index)
+        elif isinstance(item, dict):
+            pending.extend(reversed(item.values()))
+        elif isinstance(item, (list, tuple)):
+            pending.extend(reversed(item))
+    return list(found)
+
+
 # -- modules ------------------------------------------------------------------------------------------------------
 def _module_tree(module: torch.nn.Module, slot: Any) -> dict[str, Slot]:
     named: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))

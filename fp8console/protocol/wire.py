@@ -3,7 +3,6 @@
 A peer's first line is ``{"hello": "rank", ...}`` or ``{"hello": "client"}``. The messages:
 
 client -> supervisor    {"id", "command": {"name", ...}}           one command, see commands.py
-                        {"id", "ask": "state"}                     what the supervisor knows, see supervisor/server.py
 supervisor -> client    {"id", "state": "asked" | "applied" | "refused", "step", "reason", "detail"}
 supervisor -> rank      {"prepare": id, "command": {...}}          answer with your step and hold at the next boundary
                         {"commit": id, "step": N}                  apply at boundary N, acknowledge

@@ -223,9 +223,10 @@ class Supervisor:
             await self.training.terminate(self.settings.grace_seconds)
 
     def _kill(self, answer: Any) -> None:
-        self.event("stopping", "killing the training", how="kill")
+        grace = self.settings.grace_seconds
+        self.event("stopping", f"ending the training: SIGTERM now, SIGKILL after {grace:g} s", how="kill")
         if self.training is not None:
-            self._ending = asyncio.ensure_future(self.training.terminate(self.settings.grace_seconds))
+            self._ending = asyncio.ensure_future(self.training.terminate(grace))
         answer({"state": "applied", "step": None, "detail": {}})
 
     def _resolve(self, command: dict[str, Any]) -> dict[str, Any] | str:

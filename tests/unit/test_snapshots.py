@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import torch
 
 from fp8console.probe import snapshots, state
 from fp8console.probe.digest import digest
-from fp8console.probe.snapshots import Snapshot, SnapshotRing, choose_victim, copy_to_host, live_digest
+from fp8console.probe.snapshots import Snapshot, SnapshotRing, choose_victim, compare_live, copy_to_host, live_digest
 
 BYTES = 4 * 1000  # of the model below, without the random state
 
@@ -277,3 +278,20 @@ def test_points_from_before_a_divergence_are_not_pushed_out() -> None:
         steps.append(step)
         sound.append(False)
     assert sound.count(True) == 11 and steps[-1] == 1990 and max(s for s, ok in zip(steps, sound) if ok) == 120
+
+
+def test_a_model_that_has_gone_since_is_no_difference_and_a_changed_weight_is() -> None:
+    """A script dropped one of its models after the snapshot: what is left is compared, and compared truly."""
+    first, second = torch.nn.Linear(3, 2), torch.nn.Linear(5, 4)
+    roots = state.Roots([weakref.ref(first), weakref.ref(second)], [], [], [], {})
+    ring = SnapshotRing(2, 1 << 30, lambda what, point, reason: None)
+    point = ring.take(roots, 1, {})
+    assert compare_live(point)[1]
+    del first
+    gc.collect()
+    state.restore(point.roots, point.tree, point.host)
+    assert compare_live(point)[1]
+    with torch.no_grad():
+        second.bias[0] += 1.0
+    assert not compare_live(point)[1]
+    ring.close()
