@@ -65,11 +65,6 @@ class Snapshot:
             yield tensor
 
 
-def live_digest(snapshot: Snapshot) -> str:
-    """The digest of the training's state as it is now, over what the snapshot covers."""
-    return compare_live(snapshot)[0]
-
-
 def compare_live(snapshot: Snapshot) -> tuple[str, bool]:
     """(digest of the training's state as it is now, whether it is the snapshot's), over what both have.
 

@@ -16,7 +16,7 @@ import torch
 
 from fp8console.probe import snapshots, state
 from fp8console.probe.digest import digest
-from fp8console.probe.snapshots import Snapshot, SnapshotRing, choose_victim, compare_live, copy_to_host, live_digest
+from fp8console.probe.snapshots import Snapshot, SnapshotRing, choose_victim, compare_live, copy_to_host
 
 BYTES = 4 * 1000  # of the model below, without the random state
 
@@ -144,11 +144,11 @@ def test_digests_arrive_and_tell_a_change(model: torch.nn.Module) -> None:
     ready = threading.Event()
     ring = SnapshotRing(9, 1 << 30, lambda what, point, reason: ready.set() if what == "ready" else None)
     point = ring.take(roots_of(model), 1, {})
-    assert ready.wait(5.0) and point.digest == live_digest(point)
+    assert ready.wait(5.0) and compare_live(point) == (point.digest, True)
     fill(model, 0.5)
-    assert live_digest(point) != point.digest
+    assert not compare_live(point)[1]
     state.restore(point.roots, point.tree, point.host)
-    assert live_digest(point) == point.digest
+    assert compare_live(point) == (point.digest, True)
     ring.close()
 
 
