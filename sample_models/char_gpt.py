@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 import recipe
@@ -53,7 +52,7 @@ class Windows(Dataset[tuple[Tensor, ...]]):
 class Block(nn.Module):
     """Causal self-attention and a feed-forward layer, each behind its normalization."""
 
-    def __init__(self, cast: Callable[[Tensor], Tensor] | None) -> None:
+    def __init__(self, cast: recipe.GradientCast | None) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.query_key_value = recipe.Linear(WIDTH, 3 * WIDTH, cast)
@@ -75,7 +74,7 @@ class Block(nn.Module):
 class CharGPT(nn.Module):
     """Bytes, (batch, length) of int64, to logits over the next byte, (batch, length, 256)."""
 
-    def __init__(self, cast: Callable[[Tensor], Tensor] | None) -> None:
+    def __init__(self, cast: recipe.GradientCast | None) -> None:
         super().__init__()
         self.bytes = nn.Embedding(256, WIDTH)
         self.positions = nn.Parameter(torch.zeros(CONTEXT, WIDTH))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import recipe
 import torch
@@ -29,7 +28,7 @@ def digits() -> tuple[Tensor, Tensor]:
 class DigitsCNN(nn.Module):
     """Images, (batch, 1, 8, 8), to logits over the ten digits, (batch, 10)."""
 
-    def __init__(self, cast: Callable[[Tensor], Tensor] | None) -> None:
+    def __init__(self, cast: recipe.GradientCast | None) -> None:
         super().__init__()
         self.features = nn.Sequential(
             recipe.Conv2d(1, 32, cast),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,6 +40,10 @@ class Fp8Format:
     cast_of_too_large: float
     torch_cast_of_too_large: str
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy would be unequal to the original: one of the fields may be NaN.
+        return format_of, (self.name,)
+
     @property
     def eps(self) -> float:
         """Distance from 1 to the next larger value."""
@@ -48,6 +53,16 @@ class Fp8Format:
     def spacing_at_max(self) -> float:
         """Distance between neighbours in the binade of ``max``."""
         return 2.0 ** (math.floor(math.log2(self.max)) - self.mantissa_bits)
+
+    @property
+    def overflow_edge(self) -> float:
+        """Half-way between ``max`` and the value that would follow it: what is larger in magnitude overflows."""
+        return self.max + self.spacing_at_max / 2
+
+    @property
+    def edge_overflows(self) -> bool:
+        """Whether ``overflow_edge`` itself overflows: ties go to the even neighbour, which may be ``max``."""
+        return (self.max / self.spacing_at_max) % 2 == 1
 
 
 E4M3FN = Fp8Format(

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,15 @@ def column(name: str, output: str) -> dict[int, float]:
     return {int(step): float(value) for step, value in found}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8-e4m3", "fp8-e4m3-saturating"])
+def options(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> Any:
+    """What a sample makes of its command line."""
+    monkeypatch.syspath_prepend(str(SAMPLES))
+    recipe = importlib.import_module("recipe")
+    monkeypatch.setattr(sys, "argv", ["sample.py", *arguments])
+    return recipe.parse_options("a sample", steps=1, batch_size=1, lr=0.1)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-e4m3", "fp8-e4m3-saturating", "fp8-e4m3fnuz"])
 def test_char_gpt_learns_in_low_precision(precision: str) -> None:
     losses = column("loss", train("char_gpt", "--precision", precision, "--steps", "40").stdout)
     assert losses[10] < math.log(256)
@@ -40,6 +49,42 @@ def test_char_gpt_learns_in_low_precision(precision: str) -> None:
 def test_without_a_loss_scale_e4m3_flushes_the_gradients_and_nothing_is_learnt() -> None:
     losses = column("loss", train("char_gpt", "--precision", "fp8-e4m3", "--scaler", "none", "--steps", "30").stdout)
     assert losses[30] == pytest.approx(math.log(256), abs=0.3)
+
+
+def test_a_saturating_format_ruins_a_summed_loss_unless_the_scaler_sees_it() -> None:
+    summed = ("--precision", "fp8-e4m3-saturating", "--loss", "sum", "--steps", "40")
+    default, headroom = (train("char_gpt", *summed, "--scaler", name).stdout for name in ("default", "headroom"))
+    # Nothing overflows, so the default scale stays where it is, and the model guesses hardly better than by chance.
+    assert set(column("scale", default).values()) == {65536.0}
+    assert column("loss", default)[40] > 5
+    assert column("scale", headroom)[40] < 2**12
+    assert column("loss", headroom)[40] < 3.5
+
+
+MLP = ("--steps", "30", "--label-smoothing", "0.1")
+
+
+@pytest.fixture(scope="module")
+def plain_mlp() -> dict[int, float]:
+    """Losses of float8_mlp in float32."""
+    return column("loss", train("float8_mlp", *MLP, "--precision", "fp32").stdout)
+
+
+def test_a_summed_loss_learns_what_a_mean_one_does(plain_mlp: dict[int, float]) -> None:
+    summed = column("loss", train("float8_mlp", *MLP, "--precision", "fp32", "--loss", "sum").stdout)
+    assert summed.keys() == plain_mlp.keys() == {10, 20, 30}
+    for step, loss in plain_mlp.items():
+        assert summed[step] == pytest.approx(loss, rel=1e-2)
+
+
+def test_float8_mlp_learns_in_torchaos_layers(plain_mlp: dict[int, float]) -> None:
+    pytest.importorskip("torchao.float8", reason="needs torchao")
+    output = train("float8_mlp", *MLP).stdout
+    assert "torchao float8 emulated in hidden.0, hidden.3, scaler none, cpu" in output.splitlines()[0]
+    losses = column("loss", output)
+    assert losses[30] < 3.3
+    # The rounding shows, and costs little.
+    assert losses[30] != plain_mlp[30] and losses[30] == pytest.approx(plain_mlp[30], rel=0.02)
 
 
 def test_digits_cnn_reads_digits() -> None:
@@ -89,15 +134,14 @@ def test_a_spike_raises_the_loss_and_the_training_recovers() -> None:
         ("--precision fp8-e4m3", "default"),
         ("--precision fp8-e4m3 --scaler none", "none"),
         ("--scaler default", "default"),
+        ("--precision fp8-e5m2fnuz --scaler headroom", "headroom"),
+        ("--scaler article", "article"),
     ],
 )
 def test_a_scaler_comes_with_fp8_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, arguments: str, scaler: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(SAMPLES))
-    recipe = importlib.import_module("recipe")
-    monkeypatch.setattr(sys, "argv", ["sample.py", *arguments.split()])
-    assert recipe.parse_options("a sample", steps=1, batch_size=1, lr=0.1).scaler == scaler
+    assert options(monkeypatch, arguments.split()).scaler == scaler
 
 
 @pytest.mark.parametrize(
@@ -109,12 +153,17 @@ def test_a_scaler_comes_with_fp8_unless_told_otherwise(
         (["--steps", "0"], "must be 1 or more, not 0"),
         (["--lr", "nan"], "must be a finite number over 0, not nan"),
         (["--precision", "fp4"], "invalid choice: 'fp4'"),
+        (["--label-smoothing", "1"], "must be from 0 to below 1, not 1"),
+        (["--label-smoothing", "nan"], "must be from 0 to below 1, not nan"),
     ],
 )
-def test_a_bad_option_gets_one_line(arguments: list[str], said: str) -> None:
-    done = train("char_gpt", *arguments, check=False)
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
+def test_a_bad_option_gets_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        options(monkeypatch, arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_digits_without_scikit_learn_says_what_to_install(tmp_path: Path) -> None:
@@ -123,3 +172,14 @@ def test_digits_without_scikit_learn_says_what_to_install(tmp_path: Path) -> Non
     done = train("digits_cnn", check=False, PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
     assert done.returncode == 1
     assert done.stderr == "digits_cnn.py needs scikit-learn for its images: pip install scikit-learn\n"
+
+
+def test_float8_mlp_without_torchao_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torchao").mkdir()
+    (tmp_path / "torchao" / "__init__.py").write_text("raise ImportError('no torchao here')\n")
+    done = train("float8_mlp", check=False, PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "--precision torchao: torchao's FP8 layers can't be loaded (no torchao here): "
+        "pip install 'fp8console[torchao]'\n"
+    )

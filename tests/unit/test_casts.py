@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_formats import decode, every_format, values
 
-from fp8console.numerics.casts import cast_through, fp8_grad_cast
+from fp8console.numerics.casts import cast_through, fp8_cast, fp8_grad_cast
+from fp8console.numerics.counts import CastCount
 from fp8console.numerics.formats import FORMATS, Fp8Format, UnknownFormat
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -176,6 +177,7 @@ def test_under_autocast_the_gradient_is_cast_in_its_own_dtype() -> None:
     assert layer.weight.grad is not None and layer.weight.grad.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saturate", [False, True], ids=["as-defined", "saturating"])
 @pytest.mark.parametrize("name", ["e5m2", "e4m3fn"])
 def test_compiled_backward_equals_eager(name: str, saturate: bool) -> None:
@@ -203,3 +205,95 @@ def test_a_gradient_that_was_cast_can_be_differentiated_straight_through() -> No
     slope.square().sum().backward()
     # dy/dx = w * cast(1) = w, so the penalty is w^2 and its derivative 2 w: 1 is a value of the format.
     assert w.grad is not None and w.grad.tolist() == [1.0, -2.5]
+
+
+@pytest.mark.parametrize("fmt", every_format())
+def test_every_code_is_kept_and_counts_as_in_range(fmt: Fp8Format) -> None:
+    codes = torch.tensor([value for value in values(fmt.name) if math.isfinite(value)])
+    count = CastCount("", fmt)
+    for saturate in (False, True):
+        assert torch.equal(cast_through(codes, fmt, saturate, counts=count), codes)
+    assert count.values is not None
+    assert count.values[3:].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("scale", [2.0**-9, 0.3, 1.0, 700.0])
+@pytest.mark.parametrize("fmt", every_format())
+def test_a_scale_moves_the_grid(fmt: Fp8Format, scale: float) -> None:
+    x = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 100
+    want = reference(x * scale, fmt.name, saturate=True) / scale
+    assert torch.equal(cast_through(x, fmt, True, scale), want)
+    assert torch.equal(cast_through(x, fmt, True, torch.tensor(scale, dtype=torch.float64)), want)
+    count = CastCount("", fmt)
+    cast_through(x, fmt, True, scale, count)
+    assert count.values is not None
+    # Counted as they enter the cast, so with the scale.
+    assert count.values[0].item() == pytest.approx((x.abs().max() * scale).item(), rel=1e-6)
+    assert count.values[4].item() == (x.abs() * scale > grid(fmt.name)[-2] + 0.5 * fmt.spacing_at_max).sum().item()
+
+
+def test_a_scale_by_a_power_of_two_rounds_nothing_in_sixteen_bits() -> None:
+    x = torch.randn(500, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    scale = torch.tensor(2.0**7)
+    assert torch.equal(cast_through(x, "e4m3", True, scale) * 128, cast_through(x * 128, "e4m3", True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", every_format())
+def test_a_forward_cast_is_straight_through(fmt: Fp8Format, dtype: torch.dtype) -> None:
+    x = torch.tensor(hard_values(fmt), dtype=torch.float64).to(dtype).requires_grad_()
+    gradient = torch.arange(len(x), dtype=torch.float64).to(dtype)
+    y = fp8_cast(x, fmt)
+    assert torch.equal(y.nan_to_num(nan=7e4), cast_through(x, fmt, True).nan_to_num(nan=7e4))
+    y.backward(gradient)
+    assert x.grad is not None and torch.equal(x.grad, gradient)
+
+
+@pytest.mark.parametrize("scale", [None, 4.0])
+@pytest.mark.parametrize("saturate", [False, True], ids=["as-defined", "saturating"])
+@pytest.mark.parametrize("fmt", every_format())
+def test_the_clipped_variant_passes_nothing_beyond_the_maximum(
+    fmt: Fp8Format, saturate: bool, scale: float | None
+) -> None:
+    x = torch.tensor(hard_values(fmt), dtype=torch.float64).requires_grad_()
+    fp8_cast(x, fmt, saturate, scale, straight_through="clipped").sum().backward()
+    kept = reference(x.detach() * (scale or 1), fmt.name, saturate=False).isfinite()
+    assert x.grad is not None and torch.equal(x.grad, kept.double())
+
+
+def test_other_straight_through_variants_are_refused() -> None:
+    with pytest.raises(ValueError, match="straight_through is one of identity, clipped, not 'clip'"):
+        fp8_cast(torch.ones(2), "e4m3", straight_through="clip")
+
+
+def test_a_forward_cast_can_be_differentiated_twice() -> None:
+    x = torch.tensor([1.1, 500.0], requires_grad=True)
+    y = (fp8_cast(x, "e4m3", straight_through="clipped") * x).sum()
+    (slope,) = torch.autograd.grad(y, x, create_graph=True)
+    slope.sum().backward()
+    # y = cast(x) x: dy/dx = cast(x) + s x, with s 1 and, beyond the maximum, 0; differentiated again: 2 s.
+    assert slope.tolist() == pytest.approx([1.125 + 1.1, 448.0]) and x.grad is not None and x.grad.tolist() == [2, 0]
+
+
+class _Halving:
+    def scale_of(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(0.5)
+
+
+def test_a_gradient_cast_can_have_a_scale_and_counts() -> None:
+    count = CastCount("", "e4m3")
+    x = torch.zeros(3, requires_grad=True)
+    fp8_grad_cast(x, "e4m3", False, count, _Halving()).backward(torch.tensor([810.0, 1.3, 1000.0]))
+    assert x.grad is not None and x.grad[:2].tolist() == [832.0, 1.25] and math.isnan(x.grad[2])  # halved: 416, 0.625
+    assert count.values is not None and count.values.tolist() == [500.0, 3, 3, 0, 1, 0]
+
+
+def test_counting_changes_no_bit() -> None:
+    gradient = torch.tensor(hard_values(FORMATS[0]), dtype=torch.float32)
+    results = []
+    for counts in (None, CastCount("", FORMATS[0])):
+        x = torch.zeros_like(gradient).requires_grad_()
+        fp8_grad_cast(x, FORMATS[0], counts=counts).backward(gradient)
+        assert x.grad is not None
+        results.append(x.grad.view(torch.int32))
+    assert torch.equal(*results)
