@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
-from fp8console.probe import operator
+from fp8console.probe import comparison, operator
 from fp8console.probe.agreement import Agreement
+from fp8console.probe.baseline import Baseline
+from fp8console.probe.comparison import Comparison
 from fp8console.probe.episodes import Episodes
+from fp8console.probe.gpu_facts import gpu_facts
 from fp8console.probe.guard import PARTS, Guard
+from fp8console.probe.layer_sampling import LayerSampling
 from fp8console.probe.link import Link
 from fp8console.probe.observer import Observer
 from fp8console.probe.rank import RankClaim, world
@@ -51,6 +55,7 @@ class Probe:
         self.episodes = Episodes(self.event)
         self.readback = Readback(self._deliver)
         self.points: RestorePoints | None = None
+        self.layers: LayerSampling | None = None
         self.rank: int | None = None
         self.world_size = 1
         self.operator = operator.Operator(self)
@@ -73,6 +78,21 @@ class Probe:
         self._durations: collections.deque[float] = collections.deque(maxlen=32)
         self._device_memory: int | None = None
         self._scaler_said: Any = None
+        self.baseline = Baseline(self, settings) if settings.tune_steps is not None else None
+        self.profile: Any = None
+        if self.baseline is not None:
+            self.guard.run("baseline", self.baseline.arm)
+        if settings.profile is not None:
+            self.guard.run("profile", self._take_profile, settings.profile)
+        self.comparison = Comparison(self, settings) if comparison.wanted(settings) else None
+        if self.comparison is not None:
+            self.guard.run("boundary", self.comparison.begin)
+
+    def _take_profile(self, profile: dict[str, Any]) -> None:
+        from fp8console.probe.profile import ProfileSettings
+
+        self.profile = ProfileSettings(self, profile)
+        self.observer.on_scale = self.profile.before_scale
 
     # -- events ---------------------------------------------------------------------------------------------------
     def event(self, kind: str, text: str, step: int | None = None, **fields: Any) -> None:
@@ -119,8 +139,10 @@ class Probe:
             "pid": os.getpid(),
             "torch": torch.__version__,
             "device": self._device(),
+            "gpu": gpu_facts(self._device()),
             "step": self.step,
         }
+        self.layers = link.layers = LayerSampling(self, self._settings, self.run_dir, self.rank)
         link.progress = self._progress
         link.idle = self._sample_device_memory
         self._link = link
@@ -131,6 +153,10 @@ class Probe:
 
     def _on_backward(self, without_step: int) -> None:
         """Backward passes pile up and no boundary comes: join all the same, and say so."""
+        if self.profile is not None:
+            self.guard.run("profile", self.profile.before_backward)
+        if self.comparison is not None:
+            self.comparison.at_backward()
         if without_step == SILENT_BACKWARDS and self.step == 0 and not self.joined:
             self.join()
             text = f"{without_step} backward passes and no optimizer step seen: nothing can be recorded or steered yet"
@@ -148,6 +174,8 @@ class Probe:
         if self._link is None or self._closed:
             return
         self._closed = True  # atexit and multiprocessing's finalizer may both come by
+        if self.comparison is not None:
+            self.comparison.at_end()
         if self.guard.run("boundary", self.observer.finish_by_hand):
             # Without an optimizer a step ends at the next zero_grad, and after the last there is none.
             self.step += 1
@@ -156,6 +184,9 @@ class Probe:
                 "records", self.readback.submit, (self.observer.window, host), self.observer.window.to_readings()
             )
         self.guard.run("records", self.readback.drain)
+        if self.layers is not None:
+            self.layers.let_go()
+            self.guard.run("layers", self.layers.drain)
         if self.points is not None:
             self.points.store.wait(30.0)
         self._link.close()
@@ -165,6 +196,9 @@ class Probe:
         # Kept and never freed here: pinned memory is the parent's, and freeing it would call into its device.
         self._of_parent = (self._link, self.points, self.readback, self.observer.window)
         self._link = None
+        if self.layers is not None:
+            self.layers.let_go()
+            self.layers = None
         self.operator = operator.Operator(self)
         self._closed = False
         self.points = None
@@ -200,6 +234,8 @@ class Probe:
         self._mark, self._held = now, 0.0
         self.guard.run("records", self.readback.submit, (window, host), window.to_readings())
         self.guard.run("records", self.readback.poll)
+        if self.layers is not None:
+            self.layers.end_step(self.step, duration)
         if self.steering.floor is not None or self.steering.cap is not None:
             self.guard.run("scaler", self.steering.keep_limits)
         if self.points is not None and self.points.due(self.step):
@@ -208,7 +244,15 @@ class Probe:
         if scaler is not self._scaler_said:
             self._scaler_said = scaler
             self.guard.run("scaler", self.say_scaler, self.last.get("scale") or getattr(scaler, "_init_scale", None))
+        if self.profile is not None:
+            self.guard.run("profile", self.profile.at_boundary, self.step)
+        if self.baseline is not None and self.guard.run("baseline", self.baseline.at_boundary, self.step):
+            self.operator.end()
+        if self.comparison is not None and self.comparison.at_boundary(self.step):
+            self.operator.end()
         self.operator.at_boundary(self.step)
+        if self.layers is not None:
+            self.layers.begin_step(self.step + 1)
 
     def hold(self, seconds: float) -> None:
         """Time that the training was kept from going on; not part of a step's duration."""
@@ -217,6 +261,8 @@ class Probe:
     def catch_up(self) -> None:
         """Finish and write the records of all steps so far; waits for the device: only where training holds anyway."""
         self.guard.run("records", self.readback.drain)
+        if self.layers is not None:
+            self.guard.run("layers", self.layers.drain)
         if self._link is not None:
             self._link.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,10 @@ from fp8console.protocol.records import FLAGS
 CLEAN_STEPS = 3
 #: Skipped steps in one episode from which on the scale is hardly to blame: it has shrunk by 2^16 with torch's default.
 MANY_SKIPS = 16
+#: Steps over which clipping is watched; more clipped ones among them than the first share begin an episode, no more
+#: than the second end it.
+CLIP_WINDOW = 100
+CLIPPED_OFTEN, CLIPPED_AGAIN_SELDOM = 0.10, 0.05
 
 
 class Episodes:
@@ -21,14 +26,40 @@ class Episodes:
         self._event = event
         self._said_zero = False
         self._open: dict[str, tuple[int, int, int]] = {}  # what -> (first step, last step, count)
+        self._first_step: int | None = None
+        self._clipped: collections.deque[int] = collections.deque()  # clipped steps within the window
+        self._clipping_since: int | None = None
 
     def note(self, step: int, values: dict[str, Any], flags: int) -> None:
         """Called with each finished record, in order."""
+        if self._first_step is None:
+            self._first_step = step
+        if flags & FLAGS["clipped"] or self._clipping_since is not None:
+            self._watch_clipping(step, values, bool(flags & FLAGS["clipped"]))
         if not flags and not self._open:
             return
         self._follow("skipped", bool(flags & FLAGS["skipped"]), step, values)
         self._follow("loss", bool(flags & FLAGS["loss_nonfinite"]), step, values)
         self._follow("grad_norm", bool(flags & FLAGS["grad_nonfinite"]), step, values)
+
+    def _watch_clipping(self, step: int, values: dict[str, Any], clipped: bool) -> None:
+        """Clipping is for the abnormal: where it is the rule, the limit or the learning rate is wrong."""
+        recent = self._clipped
+        if clipped:
+            recent.append(step)
+        while recent and recent[0] <= step - CLIP_WINDOW:
+            recent.popleft()
+        count, since = len(recent), self._clipping_since
+        if since is None and count > CLIPPED_OFTEN * CLIP_WINDOW and step - (self._first_step or 0) >= CLIP_WINDOW - 1:
+            self._clipping_since = step
+            limit = values.get("clip_limit")
+            to = "" if limit is None else f" to norm {value_text(limit)}"
+            text = f"clipped {count} of the last {CLIP_WINDOW} steps{to}: raise the limit, or lower the learning rate"
+            self._event("clipping", text, step, count=count, window=CLIP_WINDOW, limit=limit)
+        elif since is not None and count <= CLIPPED_AGAIN_SELDOM * CLIP_WINDOW:
+            self._clipping_since = None
+            text = f"clipping is rare again: {count} of the last {CLIP_WINDOW} steps"
+            self._event("recovered", text, step, of="clipping", since=since, until=step, count=count)
 
     def _follow(self, what: str, bad: bool, step: int, values: dict[str, Any]) -> None:
         running = self._open.get(what)
@@ -99,6 +130,8 @@ def value_text(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def setting_text(value: float | int | None) -> str:
+def setting_text(value: float | int | str | None) -> str:
     """A setting in an event's text; None is off."""
+    if isinstance(value, str):
+        return value
     return "off" if value is None else f"{value:g}"

@@ -19,6 +19,12 @@ PARTS: dict[str, str] = {
     "commands": "commands",
     "snapshots": "snapshots",
     "checkpoints": "checkpoints",
+    "baseline": "the tuning baseline",
+    "profile": "the profile",
+    "emulation": "FP8 emulation",
+    "sameness": "fingerprints of weights and inputs",
+    "inspection": "the doctor's inspection",
+    "layers": "statistics of layers",
     "link": "the link to the supervisor",
 }
 

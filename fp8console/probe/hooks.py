@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fp8console.numerics.clipping import GradClipper
+
 
 class Patches:
     """Replaced attributes, so that all can be put back, or wrapped again once torch._dynamo is there."""
@@ -94,6 +96,8 @@ def install(probe: Any, patches: Patches) -> None:
     scaler = torch.amp.GradScaler
     patches.replace(scaler, "__init__", lambda original: _after(probe.scaler_made, original))
     hook_scaler_class(probe, patches, scaler)
+    patches.replace(GradClipper, "clip_", lambda original: _clipper_clip(probe, original), traceable=True)
+    patches.replace(GradClipper, "step", lambda original: _clipper_step(probe, original))
     hooks = _OptimizerHooks(probe)
     patches.handles.append(optimizer.register_optimizer_step_pre_hook(hooks.before))
     patches.handles.append(optimizer.register_optimizer_step_post_hook(hooks.after))
@@ -142,10 +146,10 @@ def _clip(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(parameters, torch.Tensor):
             parameters = list(parameters)  # may be a generator, which is read once
         norm_type = args[0] if args else kwargs.get("norm_type", 2.0)
-        used = probe.clip_limit(parameters, max_norm, norm_type)
-        measured = probe.before_clip(parameters, norm_type)
+        used = probe.clipping.limit(parameters, max_norm, norm_type)
+        measured = probe.clipping.before(parameters, norm_type)
         total = original(parameters, used, *args, **kwargs)
-        probe.clipped(parameters, used, total, measured, used is not max_norm)
+        probe.clipping.after(parameters, used, total, measured, used is not max_norm)
         return total
 
     return clip_grad_norm_
@@ -158,7 +162,7 @@ def _clip_value(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             return
         if not isinstance(parameters, torch.Tensor):
             parameters = list(parameters)
-        probe.before_clip(parameters, None)
+        probe.clipping.before(parameters, None)
         original(parameters, *args, **kwargs)
 
     return clip_grad_value_
@@ -171,16 +175,40 @@ def _clip_with_norm(probe: Any, original: Callable[..., Any]) -> Callable[..., A
             return
         if not isinstance(parameters, torch.Tensor):
             parameters = list(parameters)
-        used = probe.clip_limit(parameters, max_norm, 2.0)
-        probe.before_clip(parameters, None)
+        used = probe.clipping.limit(parameters, max_norm, 2.0)
+        probe.clipping.before(parameters, None)
         original(parameters, used, total_norm, *args, **kwargs)
-        probe.clipped(parameters, used, total_norm, True, used is not max_norm)
+        probe.clipping.after(parameters, used, total_norm, True, used is not max_norm)
 
     return clip_grads_with_norm_
 
 
+def _clipper_clip(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def clip_(self: Any, scale: Any = None) -> Any:
+        if torch.compiler.is_compiling():
+            return original(self, scale)
+        measured = [probe.clipping.before(group.parameters, 2.0) for group in self.groups]
+        total = original(self, scale)
+        probe.clipping.clipper_clipped(self, scale, measured)
+        return total
+
+    return clip_
+
+
+def _clipper_step(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        probe.clipping.before_clipper_step(self)
+        result = original(self, optimizer, *args, **kwargs)
+        if self.skipped:
+            probe.step_refused(optimizer)
+        return result
+
+    return step
+
+
 def _scale(probe: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
+        probe.before_scale(self)
         scaled = original(self, outputs)
         probe.loss_scaled(self, outputs, scaled)
         return scaled

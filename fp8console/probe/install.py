@@ -52,9 +52,14 @@ def _install(run_dir: Path) -> None:
         info = json.loads((run_dir / paths.RUN).read_text())
     except (OSError, ValueError):
         info = {}
-    probe = Probe(run_dir, os.environ.get(paths.ENV_LINK), settings.from_json(info.get("settings")))
+    chosen = settings.from_json(info.get("settings"))
+    probe = Probe(run_dir, os.environ.get(paths.ENV_LINK), chosen)
     patches = hooks.Patches()
     hooks.install(probe.observer, patches)
+    if chosen.full_precision:
+        from fp8console.probe.emulate import without_low_precision
+
+        without_low_precision(patches.replace)
     seen: set[type] = {torch.amp.GradScaler}
 
     def hook_subclass(scaler_class: type) -> None:

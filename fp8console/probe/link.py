@@ -33,6 +33,7 @@ class Link:
         self.hello: dict[str, Any] = {}
         self.progress: Callable[[], dict[str, Any] | None] = lambda: None
         self.idle: Callable[[], None] = lambda: None
+        self.layers: Any = None  # a LayerSampling, whose samples are written with the records
         self.agreement = agreement
         self._address = address
         self._recorder = recorder
@@ -75,6 +76,8 @@ class Link:
             self._recorder.flush()
             while self._event_queue:
                 self._events.write(self._event_queue.popleft())
+            if self.layers is not None:
+                self.layers.flush()
 
     def close(self) -> None:
         """Stop the thread and write the rest; waits a second at most."""
@@ -210,7 +213,7 @@ class Link:
         self.agreement.supervisor_lost()
 
     def _say_problem(self) -> None:
-        problem = self._recorder.problem or self._events.failed
+        problem = self._recorder.problem or self._events.failed or (self.layers and self.layers.problem)
         if problem is not None and problem != self._said_problem and self._socket is not None:
             self._said_problem = problem
             self._put({"fault": "records", "reason": f"records can't be written: {problem}"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,10 +56,13 @@ def l2(grads: list[torch.Tensor], at_once: bool, careful: bool = False) -> list[
 
 
 def clip(
-    grads: list[torch.Tensor], max_norm: float, scale: torch.Tensor | None
+    grads: list[torch.Tensor],
+    max_norm: float | Callable[[torch.Tensor], torch.Tensor],
+    scale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Clip gradients in place to ``max_norm`` (times ``scale``, which they still carry if given): (norm, limit).
 
+    ``max_norm`` may be a function of the unscaled norm.
     ``min(1, limit / (norm + 1e-6))``, torch.nn.utils.clip_grad_norm_'s formula, but a norm that is not finite leaves
     the gradients alone: times 0 or NaN they would be lost. None, with nothing done, for sparse or sharded gradients.
     """
@@ -69,9 +72,13 @@ def clip(
     with torch.no_grad():
         each = [torch.linalg.vector_norm(grad.float()).to(device, non_blocking=True) for grad in grads]
         total = torch.linalg.vector_norm(torch.stack(each))
-        limit = torch.full_like(total, max_norm)
-        if scale is not None:
-            limit = limit * scale.to(device, non_blocking=True)
+        carried = None if scale is None else scale.to(device, non_blocking=True)
+        if callable(max_norm):
+            limit = max_norm(total if carried is None else total / carried).to(total.dtype)
+        else:
+            limit = torch.full_like(total, max_norm)
+        if carried is not None:
+            limit = limit * carried
         coefficient = torch.clamp(limit / (total + 1e-6), max=1.0)
         coefficient = torch.where(torch.isfinite(total), coefficient, torch.ones_like(coefficient))
         for grad in grads:

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from fp8console.probe import norms
+from fp8console.probe.clipping import MOST_READINGS, Clipping
 from fp8console.probe.cycle import StepCycle
 from fp8console.probe.guard import Guard
+from fp8console.probe.learning_rate import LearningRate
 from fp8console.probe.position import DataPosition
 from fp8console.probe.readback import Reading, take
 from fp8console.probe.scaled_loss import ScaledLosses
-from fp8console.probe.window import Clip, Norm, StepWindow
+from fp8console.probe.window import Norm, StepWindow, parameter_ids
 
 #: Backward passes without a step after which zero_grad is taken for the boundary although an optimizer exists.
 ZERO_GRAD_PATIENCE = 8
 #: Micro-batches whose losses are kept apart; later ones are counted but the mean is over the first ones.
 MOST_LOSSES = 256
-#: Clips and optimizer steps kept in one window: a script whose boundary is never found must not fill the memory.
-MOST_READINGS = 4096
 
 
 class Observer:
@@ -33,8 +33,8 @@ class Observer:
         self.at_once = True  # False: take CPU values the way a device's are taken
         self.careful = 0  # steps for which norms are taken in float64
         self.live = True  # False in a forked child that trains nothing
-        self.lr_factor = 1.0
-        self.clip_norm: float | None = None
+        self.lr = LearningRate()
+        self.clipping = Clipping(self)
         self.scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -43,6 +43,9 @@ class Observer:
         self.backwards_without_step = 0
         self.on_scaler_class: Callable[[type], None] = lambda scaler_class: None
         self.on_backward: Callable[[int], None] = lambda without_step: None
+        self.on_scale: Callable[[Any], None] | None = None
+        self.on_update: Callable[[], None] | None = None
+        self.sample: Any = None  # the LayerSampling that is told of gradients, in the steps that it samples
         self.data = DataPosition(guard)
         self._at_boundary = at_boundary
         self._notice = notice
@@ -58,7 +61,6 @@ class Observer:
         self._backwards = 0  # in this process
         self._evaluated = False  # the closure of the step under way has run backward
         self._since_update: set[int] = set()  # optimizers that stepped since the last scaler update, by id
-        self._saved_lr: list[tuple[Any, Any, Any]] = []  # (group, script's value, ours)
         self._by_hand: weakref.ref[Any] | None = None  # whose zero_grad ends a step, where no optimizer's step is seen
 
     # -- backward -------------------------------------------------------------------------------------------------
@@ -89,25 +91,13 @@ class Observer:
         self.backwards_without_step += 1
         self.on_backward(self.backwards_without_step)
         self.data.backward_begins()
-        tensor = tensors if isinstance(tensors, torch.Tensor) else None
-        if tensor is None and isinstance(tensors, (list, tuple)) and len(tensors) == 1:
-            tensor = tensors[0]
-            gradients = gradients[0] if isinstance(gradients, (list, tuple)) and gradients else gradients
-        if tensor is None or tensor.numel() != 1 or tensor.is_sparse or hasattr(tensor, "_local_tensor"):
+        found = self._scaled.backpropagated(tensors, gradients)
+        if found is None or len(window.losses) >= MOST_LOSSES:
             return
-        if len(window.losses) >= MOST_LOSSES:
-            return
-        scale = None
-        original = self._scaled.original(tensor)
-        if original is not None:
-            tensor = original
-        elif (scaler := self.active_scaler()) is not None and self._scaled.carries_scale(tensor):
-            # Scaled, then changed (divided, added up): only the scale can be taken out.
-            scale = self._scale_now(scaler)
-        if isinstance(gradients, torch.Tensor) and gradients.numel() == 1:
-            # backward(gradient) works on gradient * loss: -1 turns it round, 1/n divides it.
-            tensor = tensor.detach().reshape(()) * gradients.detach().reshape(())
-        window.losses.append((take(tensor, self.at_once), scale))
+        loss, carries_scale = found
+        scaler = self.active_scaler() if carries_scale else None
+        scale = None if scaler is None else self._scale_now(scaler)
+        window.losses.append((take(loss, self.at_once), scale))
 
     # -- scaler ---------------------------------------------------------------------------------------------------
     def scaler_made(self, scaler: Any, _args: Any) -> None:
@@ -119,6 +109,11 @@ class Observer:
 
     def active_scaler(self) -> Any | None:
         return self.scaler() if self.scaler is not None else None
+
+    def before_scale(self, scaler: Any) -> None:
+        """``scaler`` is about to scale a loss, with the scale it has then."""
+        if self.on_scale is not None and self.live:
+            self.guard.run("scaler", self.on_scale, scaler)
 
     def loss_scaled(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         if self.live:
@@ -141,6 +136,8 @@ class Observer:
 
     def before_unscale(self, scaler: Any, optimizer: Any) -> None:
         if self.live and not self._scaler_depth:
+            if self.sample is not None and getattr(scaler, "_enabled", False):
+                self._sample_gradients(optimizer, True)
             self.window.unscaled = True
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
@@ -166,6 +163,8 @@ class Observer:
         self._since_update.add(id(optimizer))
         if any(clip.scale is not None for clip in window.clips):
             self._once("scaled_clip", SCALED_CLIP, "clipping")
+        if self.sample is not None:
+            self._sample_gradients(optimizer, scaled)
         self.guard.run("gradients", self._note_norm, optimizer, scale if scaled else None)
         self.guard.run("lr", self._note_lr, optimizer)
 
@@ -197,62 +196,20 @@ class Observer:
         self._update_ended(key)
 
     # -- clipping -------------------------------------------------------------------------------------------------
-    def clip_limit(self, parameters: Any, max_norm: Any, norm_type: Any) -> Any:
-        """The maximum that clipping is to use: the operator's L2 one if there is one, else the script's own."""
-        if self.clip_norm is None or not self.live:
-            return max_norm
-        ours = self.guard.run("clipping", self._operators_limit, parameters, norm_type)
-        return max_norm if ours is None else ours
-
-    def _operators_limit(self, parameters: Any, norm_type: Any) -> Any:
-        if float(norm_type) != 2.0:
-            return None
-        scaler = self.active_scaler() if self._gradients_are_scaled(_ids(parameters)) else None
-        if scaler is None or scaler._scale is None:
-            return self.clip_norm
-        listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-        first = next((parameter.grad for parameter in listed if parameter.grad is not None), scaler._scale)
-        return scaler._scale.to(first.device, non_blocking=True) * self.clip_norm
-
-    def before_clip(self, parameters: Any, norm_type: Any) -> bool:
-        """Measure what clipping is about to change, unless its own result will tell: then False."""
-        if not self.live or len(self.window.norms) >= MOST_READINGS or _capturing():
-            return True
-        return bool(self.guard.run("gradients", self._before_clip, parameters, norm_type))
-
-    def _before_clip(self, parameters: Any, norm_type: Any) -> bool:
-        window, ids = self.window, _ids(parameters)
-        left = window.unmeasured(ids, self._backwards)
-        if not left:
-            return True
-        if left == ids and norm_type is not None and float(norm_type) == 2.0:
-            return False
-        listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-        grads = [p.grad for p in listed if id(p) in left and p.grad is not None]
-        parts = norms.l2(grads, self.at_once, careful=self.careful > 0) if grads else []
-        if parts:
-            window.norms.append(Norm(parts, self._scale_of(ids), left, self._backwards))
-        return True
-
-    def clipped(self, parameters: Any, max_norm: Any, total: Any, measured: bool, ours: bool) -> None:
-        if self.live and len(self.window.clips) < MOST_READINGS and not _capturing():
-            self.guard.run("clipping", self._note_clip, parameters, max_norm, total, measured, ours)
-
-    def _note_clip(self, parameters: Any, max_norm: Any, total: Any, measured: bool, ours: bool) -> None:
-        if not isinstance(total, torch.Tensor) or hasattr(total, "_local_tensor"):
+    def step_refused(self, optimizer: Any) -> None:
+        """It was refused: the attempt ends here, without the optimizer's hooks."""
+        if not self.live or _capturing():
             return
-        ids = _ids(parameters)
-        scale, norm = self._scale_of(ids), take(total, self.at_once)
-        limit = take(max_norm, self.at_once) if isinstance(max_norm, torch.Tensor) else float(max_norm)
-        self.window.clips.append(Clip(norm, limit, scale, ids, self._backwards, ours))
-        if not measured:
-            self.window.norms.append(Norm([norm], scale, ids, self._backwards))
+        self.guard.run("gradients", self._note_norm, optimizer, None)
+        self.guard.run("lr", self._note_lr, optimizer)
+        self.window.optimizers.append(optimizer)
+        self._update_ended(frozenset((id(optimizer),)))
 
-    def _scale_of(self, ids: frozenset[int]) -> Reading | None:
-        scaler = self.active_scaler() if self._gradients_are_scaled(ids) else None
+    def scale_of(self, ids: frozenset[int]) -> Reading | None:
+        scaler = self.active_scaler() if self.gradients_are_scaled(ids) else None
         return None if scaler is None else self._scale_now(scaler)
 
-    def _gradients_are_scaled(self, ids: frozenset[int]) -> bool:
+    def gradients_are_scaled(self, ids: frozenset[int]) -> bool:
         """Whether these gradients still carry the loss scale: unscale_ works for one optimizer at a time."""
         scaler = self.active_scaler()
         if not self._scaled.any or scaler is None:
@@ -271,10 +228,10 @@ class Observer:
         window = self.window
         covered: frozenset[int] = frozenset()
         if any(norm.parameters for norm in window.norms):
-            own = _ids(p for group in optimizer.param_groups for p in group["params"])
+            own = parameter_ids(p for group in optimizer.param_groups for p in group["params"])
             covered = window.use_norms(own, id(optimizer), unscaled=not self._scaler_depth)
         for outer, _ in self._stepping[:-1]:  # a wrapper's step, which has measured them
-            covered |= _ids(p for group in outer.param_groups for p in group["params"])
+            covered |= parameter_ids(p for group in outer.param_groups for p in group["params"])
         grads = norms.gradients(optimizer, covered)
         if not grads:
             return
@@ -289,7 +246,7 @@ class Observer:
         if isinstance(lr, torch.Tensor):
             lr = take(lr, self.at_once)
         if lr is not None:
-            self.window.lr = lr * self.lr_factor if not self._saved_lr else lr
+            self.window.lr = self.lr.told(lr)
 
     # -- optimizer ------------------------------------------------------------------------------------------------
     def optimizer_made(self, optimizer: Any, _args: Any) -> None:
@@ -298,6 +255,8 @@ class Observer:
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if not self.live or _capturing():
             return None
+        if self.on_update is not None:
+            self.on_update()
         for index, (running, _) in enumerate(self._stepping):
             if running is optimizer:
                 del self._stepping[index:]  # its last step() raised
@@ -307,21 +266,23 @@ class Observer:
         self._stepping.append((optimizer, _closure(args, kwargs) is not None))
         self._inner_done = False
         if not self._scaler_depth:
+            if self.sample is not None and not self._stepping[-1][1]:
+                self._sample_gradients(optimizer, False)
             if not self._stepping[-1][1] and len(self.window.norms) < MOST_READINGS:
                 self.guard.run("gradients", self._note_norm, optimizer, None)
             self.guard.run("lr", self._note_lr, optimizer)
-        if self.clip_norm is not None and not self._stepping[-1][1]:
-            self.guard.run("clipping", self._clip_ourselves, optimizer)
-        if self.lr_factor != 1.0 or self._saved_lr:
-            self.guard.run("lr", self._scale_lr, optimizer)
-        if self.clip_norm is None or not self._stepping[-1][1] or len(self._stepping) > 1:
+        if self.clipping.norm is not None and not self._stepping[-1][1]:
+            self.guard.run("clipping", self.clipping.clip, optimizer, False)
+        if self.lr.changes:
+            self.guard.run("lr", self.lr.apply, optimizer)
+        if self.clipping.norm is None or not self._stepping[-1][1] or len(self._stepping) > 1:
             return None
         evaluate = _closure(args, kwargs)
 
         def clipped() -> Any:
             result = evaluate()
-            if self.clip_norm is not None:
-                self.guard.run("clipping", self._clip_ourselves, optimizer)
+            if self.clipping.norm is not None:
+                self.guard.run("clipping", self.clipping.clip, optimizer, True)
             return result
 
         if len(args) > 1:
@@ -335,13 +296,15 @@ class Observer:
             current, with_closure = self._stepping.pop()
             if current is optimizer:
                 break
-        if self._saved_lr:
-            self.guard.run("lr", self._restore_lr)
+        if self.lr.saved:
+            self.guard.run("lr", self.lr.restore)
         if self._inner_done or self._scaler_depth:
             # A wrapper around an optimizer that has just been counted, or a scaler's step, which ends with its update.
             return
         self._inner_done = bool(self._stepping)
         if with_closure:
+            if self.sample is not None:
+                self._sample_gradients(optimizer, False)
             self.guard.run("gradients", self._note_norm, optimizer, None)
         if len(self.window.optimizers) < MOST_READINGS:
             self.window.optimizers.append(optimizer)
@@ -353,39 +316,6 @@ class Observer:
         else:
             self._since_update.add(id(optimizer))
 
-    def _scale_lr(self, optimizer: Any) -> None:
-        self._restore_lr()
-        if self.lr_factor == 1.0:
-            return
-        for group in optimizer.param_groups:
-            if "lr" in group:
-                ours = group["lr"] * self.lr_factor
-                self._saved_lr.append((group, group["lr"], ours))
-                group["lr"] = ours
-
-    def _restore_lr(self) -> None:
-        for group, scripts, ours in self._saved_lr:
-            if group.get("lr") is ours:
-                group["lr"] = scripts
-        self._saved_lr.clear()
-
-    def _clip_ourselves(self, optimizer: Any) -> None:
-        """Clip for a script that doesn't, at the operator's wish."""
-        assert self.clip_norm is not None
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        own = _ids(parameters)
-        if any(
-            clip.operators and clip.backwards == self._backwards and clip.parameters & own for clip in self.window.clips
-        ):
-            return  # the script's own clipping has used the operator's limit
-        if self._stepping[-1][1]:  # in a closure: the gradients are this evaluation's, measured before they change
-            self._before_clip(parameters, None)
-        # A fused optimizer's gradients still carry the loss scale at this point.
-        clipped = norms.clip(norms.gradients(optimizer), self.clip_norm, getattr(optimizer, "grad_scale", None))
-        if clipped is not None:
-            total, limit = (take(value, self.at_once) for value in clipped)
-            self.window.clips.append(Clip(total, limit, None, own, self._backwards, True))
-
     # -- end of a step --------------------------------------------------------------------------------------------
     def before_zero_grad(self, owner: Any) -> None:
         """For scripts that update parameters by hand, or whose optimizer step is compiled whole."""
@@ -393,6 +323,8 @@ class Observer:
             return
         if not self.optimizers or self.backwards_without_step > ZERO_GRAD_PATIENCE:
             self._by_hand = weakref.ref(owner)
+            if self.sample is not None:
+                self._sample_gradients(owner, False)
             self.guard.run("gradients", self._note_norm_by_hand, owner)
             self._finish_step(keep_count=True)
 
@@ -445,6 +377,28 @@ class Observer:
             parts = norms.l2(grads, self.at_once, careful=self.careful > 0) if grads else []
             window.norms = [Norm(parts)] if parts else []
 
+    # -- statistics of layers -------------------------------------------------------------------------------------
+    @property
+    def backwards(self) -> int:
+        """Backward passes begun in this process."""
+        return self._backwards
+
+    def loss_is_scaled(self) -> bool:
+        """Whether the backward passes of this step work on a loss that a scaler has scaled."""
+        return self._scaled.any and self.active_scaler() is not None
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured."""
+        return _capturing()
+
+    def _sample_gradients(self, owner: Any, scaled: bool) -> None:
+        """``owner``, an optimizer or a module, is about to use its gradients, or has the scale taken out of them."""
+        if isinstance(owner, torch.nn.Module):
+            parameters = list(owner.parameters())
+        else:
+            parameters = [p for group in owner.param_groups for p in group["params"]]
+        self.guard.run("layers", self.sample.before_update, parameters, scaled)
+
     # -- data -----------------------------------------------------------------------------------------------------
     def scheduler_made(self, scheduler: Any, _args: Any) -> None:
         self.guard.run("boundary", self.schedulers.add, scheduler)
@@ -459,10 +413,6 @@ _HAS_DEVICE = torch.backends.cuda.is_built()  # true of ROCm builds as well
 
 
 SCALED_CLIP = "the script clips gradients that still carry the loss scale: call scaler.unscale_(optimizer) first"
-
-
-def _ids(parameters: Any) -> frozenset[int]:
-    return frozenset((id(parameters),) if isinstance(parameters, torch.Tensor) else map(id, parameters))
 
 
 def _closure(args: Any, kwargs: Any) -> Any:

@@ -121,7 +121,7 @@ class Operator:
     def _do_set(self, id: str, command: dict[str, Any], step: int) -> dict[str, Any]:
         probe = self._probe
         now = self._apply_settings(command, step)
-        if set(now) - {"lr_scale", "clip_norm"}:
+        if set(now) - {"lr_scale", "clip_norm", "clip_z"}:
             probe.say_scaler()
         return {"now": now}
 
@@ -134,6 +134,7 @@ class Operator:
             step,
             lr_scale=steering.lr_scale,
             clip_norm=steering.clip_norm,
+            clip_z=steering.clip_z if steering.clip_norm == "auto" else None,
             floor=steering.floor,
             cap=steering.cap,
         )
@@ -210,6 +211,11 @@ class Operator:
             return None
         self._stopping = 1
         return {"path": result["path"], "digest": result["digest"]}
+
+    def end(self) -> None:
+        """End the training at this boundary, without a checkpoint. Raises SystemExit."""
+        self._stopping = 1
+        self._leave()
 
     def _leave(self) -> None:
         self._stopping += 1

@@ -59,6 +59,12 @@ class DataPosition:
             about[0] += 1
             self._last = weakref.ref(iterator)
 
+    def batch_size(self) -> int | None:
+        """Examples in a batch of the loader that gave one last; None where the loader doesn't say."""
+        iterator = self._last() if self._last is not None else None
+        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        return size if isinstance(size, int) and size > 0 else None
+
     def backward_begins(self) -> None:
         """Evaluation runs no backward: what the last iterator gave is what the training works on."""
         iterator = self._last() if self._last is not None else None

@@ -33,7 +33,7 @@ class Readback:
 
     def __init__(self, deliver: Callable[[Any, list[float]], None]) -> None:
         self._deliver = deliver
-        self._pending: deque[tuple[Any, list[float], list[_Transfer]]] = deque()
+        self._pending: deque[tuple[Any, list[float], list[tuple[list[int], Transfer]]]] = deque()
 
     def submit(self, about: Any, readings: list[Reading]) -> None:
         """Deliver ``(about, numbers)`` later; at once when no reading has to travel and none is under way."""
@@ -45,14 +45,17 @@ class Readback:
             if isinstance(reading, torch.Tensor):
                 travelling.setdefault(reading.device, []).append(index)
         numbers = [0.0 if isinstance(reading, torch.Tensor) else float(reading) for reading in readings]
-        transfers = [_Transfer(indices, [readings[i] for i in indices]) for indices in travelling.values()]
+        transfers = [
+            (indices, Transfer(torch.stack([readings[i] for i in indices])))  # type: ignore[misc]
+            for indices in travelling.values()
+        ]
         self._pending.append((about, numbers, transfers))
 
     def poll(self) -> None:
         """Deliver what has arrived; never waits unless DEPTH groups are under way."""
         while self._pending:
             about, numbers, transfers = self._pending[0]
-            if len(self._pending) <= self.DEPTH and not all(transfer.arrived() for transfer in transfers):
+            if len(self._pending) <= self.DEPTH and not all(transfer.arrived() for _, transfer in transfers):
                 return
             self._pending.popleft()
             self._finish(about, numbers, transfers)
@@ -62,23 +65,21 @@ class Readback:
         while self._pending:
             self._finish(*self._pending.popleft())
 
-    def _finish(self, about: Any, numbers: list[float], transfers: list[_Transfer]) -> None:
-        for transfer in transfers:
-            for index, value in zip(transfer.indices, transfer.values()):
-                numbers[index] = value
+    def _finish(self, about: Any, numbers: list[float], transfers: list[tuple[list[int], Transfer]]) -> None:
+        for indices, transfer in transfers:
+            for index, value in zip(indices, transfer.values().tolist()):
+                numbers[index] = float(value)
         self._deliver(about, numbers)
 
 
-class _Transfer:
-    """One packed, non-blocking copy from one device."""
+class Transfer:
+    """One packed tensor's non-blocking copy from its device."""
 
-    def __init__(self, indices: list[int], tensors: list[Any]) -> None:
-        self.indices = indices
-        packed = torch.stack(tensors)
+    def __init__(self, packed: torch.Tensor) -> None:
         self._age = 0
         self._event: Any = None
         if packed.device.type == "cuda":
-            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(packed.device))
@@ -86,13 +87,15 @@ class _Transfer:
             self._host = packed
 
     def arrived(self) -> bool:
+        """Whether ``values`` need not wait; to be asked once a boundary."""
         if self._event is not None:
             return bool(self._event.query())
         # Without events to ask, a value is read one boundary later; by then CPU work is done.
         self._age += 1
         return self._age > 1
 
-    def values(self) -> list[float]:
+    def values(self) -> torch.Tensor:
+        """The tensor on the host (on a device without events: where it is)."""
         if self._event is not None:
             self._event.synchronize()
-        return [float(value) for value in self._host.tolist()]
+        return self._host

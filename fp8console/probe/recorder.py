@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from fp8console.probe.record_file import RecordFile
 from fp8console.protocol import records
 
 #: Records kept while the disk does not take them: at 130 bytes each, 26 MB. Older ones are lost then, and counted.
@@ -18,47 +19,33 @@ QUEUE = 200_000
 
 
 class Recorder:
-    """Appends fixed-width records to one file. Never leaves a torn record in the middle of it."""
+    """Appends step records to one file."""
 
     def __init__(self, path: Path, spool: Path | None = None, **about: Any) -> None:
         self.lost = 0
-        self.problem: str | None = None
         self.last_step = 0
         self._queue: deque[bytes] = deque()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size = self._whole_size(os.fstat(self._fd).st_size)
-        restarted = self._size > 0
-        if not restarted:
-            os.pwrite(self._fd, records.header(**about), 0)
-            self._size = records.HEADER_BYTES
-
+        self._file = RecordFile(path, records.STEP_FIELDS, **about)
+        last = self._file.last()
+        if last is not None:
+            # A restarted rank goes on counting where the earlier one ended.
+            self.last_step = int(records.unpack_step(last)["step"] or 0)
         self._added = 0
         self._spool = spool
         self._spool_fd: int | None = None
         if spool is not None:
             try:
-                if restarted:
+                if not self._file.fresh:
                     self._rescue(spool)
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._spool_fd = os.open(spool, flags, 0o600)
             except OSError:
                 pass  # no shared memory here: a kill can cost the last tenth of a second
 
-    def _whole_size(self, size: int) -> int:
-        """The file's size without a torn record; 0 for a new file. A foreign layout raises ValueError."""
-        if size < records.HEADER_BYTES:
-            os.ftruncate(self._fd, 0)
-            return 0
-        head = records.parse_header(os.pread(self._fd, records.HEADER_BYTES, 0))
-        width = records.STEP_STRUCT.size
-        if head["record_bytes"] != width or [f[0] for f in head["fields"]] != [f.name for f in records.STEP_FIELDS]:
-            raise ValueError("the record file was written by another version of fp8console")
-        whole = size - (size - records.HEADER_BYTES) % width
-        if whole > records.HEADER_BYTES:
-            # A restarted rank goes on counting where the earlier one ended.
-            last = records.unpack_step(os.pread(self._fd, width, whole - width))["step"]
-            self.last_step = int(last or 0)
-        return whole
+    @property
+    def problem(self) -> str | None:
+        """Why records can't be written at present, or None."""
+        return self._file.problem
 
     def _rescue(self, spool: Path) -> None:
         """Write what a killed earlier process of this rank had in its spool alone."""
@@ -100,21 +87,7 @@ class Recorder:
         """Write what is queued. A full or broken disk sets ``problem`` and keeps the queue for the next try."""
         while self._queue:
             count = min(len(self._queue), 4096)
-            chunk = b"".join(self._queue[i] for i in range(count))
-            try:
-                written = os.pwrite(self._fd, chunk, self._size)
-            except OSError as error:
-                self.problem = str(error.strerror)
-                return
-            whole = written // records.STEP_STRUCT.size
-            self._size += whole * records.STEP_STRUCT.size
-            for _ in range(whole):
+            for _ in range(self._file.append(b"".join(self._queue[i] for i in range(count)))):
                 self._queue.popleft()
-            if written != len(chunk):
-                self.problem = "short write"
-                try:
-                    os.ftruncate(self._fd, self._size)
-                except OSError as error:
-                    self.problem = str(error.strerror)
+            if self._file.problem is not None:
                 return
-            self.problem = None

@@ -32,6 +32,26 @@ class ScaledLosses:
             self._pairs = [pair for pair in self._pairs if pair[0]() is not None][1 - _MOST :]
             self._pairs.append((weakref.ref(scaled), outputs.detach()))
 
+    def backpropagated(self, tensors: Any, gradients: Any) -> tuple[torch.Tensor, bool] | None:
+        """The loss that ``backward(tensors, gradients)`` works on, and whether it still carries the loss scale.
+
+        None when there is not one number.
+        """
+        tensor = tensors if isinstance(tensors, torch.Tensor) else None
+        if tensor is None and isinstance(tensors, (list, tuple)) and len(tensors) == 1:
+            tensor = tensors[0]
+            gradients = gradients[0] if isinstance(gradients, (list, tuple)) and gradients else gradients
+        if tensor is None or tensor.numel() != 1 or tensor.is_sparse or hasattr(tensor, "_local_tensor"):
+            return None
+        original = self.original(tensor)
+        # Scaled, then changed (divided, added up): only the scale can be taken out.
+        carries_scale = original is None and self.carries_scale(tensor)
+        tensor = tensor if original is None else original
+        if isinstance(gradients, torch.Tensor) and gradients.numel() == 1:
+            # backward(gradient) works on gradient * loss: -1 turns it round, 1/n divides it.
+            tensor = tensor.detach().reshape(()) * gradients.detach().reshape(())
+        return tensor, carries_scale
+
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What ``tensor`` was before it was scaled; None when it is no scaled loss itself."""
         return next((unscaled for reference, unscaled in self._pairs if reference() is tensor), None)

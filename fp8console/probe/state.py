@@ -265,9 +265,8 @@ _SCALER_STATE = ("_scale", "_growth_tracker", "_hysteresis_tracker")
 
 
 def _scaler_tree(scaler: Any, slot: Any) -> dict[str, Any]:
-    state = {
-        name: getattr(scaler, name) for name in _SCALER_STATE if isinstance(getattr(scaler, name, None), torch.Tensor)
-    }
+    names = getattr(scaler, "state_tensors", _SCALER_STATE)
+    state = {name: getattr(scaler, name) for name in names if isinstance(getattr(scaler, name, None), torch.Tensor)}
     return {name: slot(value) for name, value in state.items()}
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fp8console.numerics import scaling_rules
+from fp8console.numerics.clipping import Z
+from fp8console.probe.adaptive import AutoClip
 from fp8console.probe.observer import Observer
-from fp8console.protocol.commands import SCALE_MAX, SCALE_MIN
+from fp8console.protocol.commands import SCALE_MAX, SCALE_MIN, SETTINGS, STOCK_SETTINGS
 
 _SCALER_ATTRIBUTES = {
     "growth_factor": "_growth_factor",
     "backoff_factor": "_backoff_factor",
     "growth_interval": "_growth_interval",
 }
+#: Settings that only a scaler of ours has (numerics/scaler.py), through its ``retune``.
+_OWN_SETTINGS = tuple(name for name in SETTINGS if name not in (*STOCK_SETTINGS, "lr_scale", "clip_norm", "clip_z"))
 
 
 class Steering:
@@ -23,7 +28,8 @@ class Steering:
         self.floor: float | None = None
         self.cap: float | None = None
         self.lr_scale = 1.0
-        self.clip_norm: float | None = None
+        self.clip_norm: float | str | None = None  # "auto": AutoClip's
+        self.clip_z = Z
 
     def scaler_settings(self, scale: float | None = None) -> dict[str, Any] | None:
         """The scaler's settings, or None without an enabled scaler.
@@ -35,27 +41,44 @@ class Steering:
             return None
         if scale is None:
             scale = float(scaler._scale.item()) if scaler._scale is not None else float(scaler._init_scale)
-        return {
+        settings = {
             "class_name": type(scaler).__name__,
             "scale": scale,
             **{name: getattr(scaler, attribute) for name, attribute in _SCALER_ATTRIBUTES.items()},
             "floor": self.floor,
             "cap": self.cap,
         }
+        if hasattr(scaler, "retune"):
+            own = scaler.settings
+            settings |= {"preset": scaler.preset, "floor": own.floor, "cap": own.cap}
+            settings |= {name: getattr(own, name) for name in _OWN_SETTINGS if hasattr(own, name)}
+        elif hasattr(scaler, "hysteresis"):
+            settings["hysteresis"] = scaler.hysteresis
+        return settings
 
     def refuses(self, command: dict[str, Any]) -> str | None:
         """Why this training can't take the settings, or None. Called by the reader thread: looks, changes nothing."""
         scaler = self._observer.active_scaler()
-        wanted = [name for name in ("scale", "floor", "cap", "hysteresis", *_SCALER_ATTRIBUTES) if name in command]
-        wanted = [name for name in wanted if command[name] is not None]
+        given = [name for name in (*STOCK_SETTINGS, *_OWN_SETTINGS) if name in command]
+        wanted = [name for name in given if command[name] is not None or name in _OWN_SETTINGS]
         if wanted and scaler is None:
             return f"{wanted[0]} can't be set: this run has no enabled GradScaler in use"
-        if "hysteresis" in wanted and not hasattr(scaler, "hysteresis"):
-            return f"hysteresis can't be set: {type(scaler).__name__} has none"
-        floor = command.get("floor", self.floor)
-        cap = command.get("cap", self.cap)
+        ours = hasattr(scaler, "retune")
+        for name in wanted:
+            if name in _OWN_SETTINGS and not ours and not (name == "hysteresis" and hasattr(scaler, name)):
+                return f"{name} can't be set: {type(scaler).__name__} has none"
+        if ours and "floor" in command and command["floor"] is None:
+            return "floor can't be off: a scale that reaches 0 destroys the weights; set a small one"
+        floor = command.get("floor", scaler.settings.floor if scaler is not None and ours else self.floor)
+        cap = command.get("cap", scaler.settings.cap if scaler is not None and ours else self.cap)
         if floor is not None and cap is not None and floor > cap:
             return f"floor {floor:g} would be over cap {cap:g}"
+        if scaler is not None and ours:
+            names = (*_OWN_SETTINGS, *_SCALER_ATTRIBUTES, "floor", "cap")
+            try:
+                scaling_rules.changed(scaler.settings, **{name: command[name] for name in names if name in command})
+            except ValueError as error:  # a narrower range than the command's
+                return str(error)
         scale = command.get("scale")
         if isinstance(scale, float):
             if cap is not None and scale > cap:
@@ -68,6 +91,12 @@ class Steering:
         """Apply a validated ``set`` (or the settings in a rollback); the values now in effect, by name."""
         scaler = self._observer.active_scaler()
         now: dict[str, Any] = {}
+        own = [name for name in (*_OWN_SETTINGS, "floor", "cap") if name in command]
+        if own and hasattr(scaler, "retune"):
+            assert scaler is not None
+            now = {name: command[name] for name in own}
+            scaler.retune(**now)
+            command = {name: value for name, value in command.items() if name not in own}
         for name, attribute in _SCALER_ATTRIBUTES.items():
             if name in command and scaler is not None:
                 setattr(scaler, attribute, command[name])
@@ -84,15 +113,28 @@ class Steering:
         if command.get("scale") is not None and scaler is not None:
             self._set_scale(scaler, command["scale"])
         if command.get("lr_scale") is not None:
-            self.lr_scale = self._observer.lr_factor = now["lr_scale"] = command["lr_scale"]
+            self.lr_scale = self._observer.lr.factor = now["lr_scale"] = command["lr_scale"]
         if "clip_norm" in command and (command["name"] == "set" or command["clip_norm"] is not None):
-            self.clip_norm = self._observer.clip_norm = now["clip_norm"] = command["clip_norm"]
+            now |= self._set_clipping(command["clip_norm"], command.get("clip_z"))
+        elif command.get("clip_z") is not None:
+            now |= self._set_clipping("auto", command["clip_z"], afresh=self.clip_norm != "auto")
         self.keep_limits()
-        if {"scale", "floor", "cap"} & {name for name, value in command.items() if value is not None}:
+        if {"scale", "floor", "cap"} & {name for name, value in {**command, **now}.items() if value is not None}:
             settings = self.scaler_settings()
             if settings is not None:
                 now["scale"] = settings["scale"]
         return now
+
+    def _set_clipping(self, clip_norm: float | str | None, z: float | None, afresh: bool = True) -> dict[str, Any]:
+        self.clip_norm, self.clip_z = clip_norm, self.clip_z if z is None else z
+        observer = self._observer
+        if clip_norm != "auto":
+            observer.clipping.norm = None if clip_norm is None else float(clip_norm)
+            return {"clip_norm": clip_norm}
+        if afresh or not isinstance(observer.clipping.norm, AutoClip):
+            observer.clipping.norm = AutoClip()
+        observer.clipping.norm.z = self.clip_z
+        return {"clip_norm": clip_norm, "clip_z": self.clip_z}
 
     def keep_limits(self) -> None:
         """Bring the scale within floor and cap; on the device, without reading it."""
@@ -107,6 +149,8 @@ class Steering:
         for scaler in list(self._observer.scalers):
             if getattr(scaler, "_growth_tracker", None) is not None:
                 scaler._growth_tracker.clamp_(max=scaler._growth_interval - 1)  # see apply()
+            if hasattr(scaler, "retune"):
+                scaler.retune()
         self.keep_limits()
 
     def _set_scale(self, scaler: Any, value: float | str) -> None:
@@ -117,7 +161,9 @@ class Steering:
             if not math.isfinite(value):
                 value = SCALE_MAX
         value = min(max(value, SCALE_MIN), SCALE_MAX)
-        if scaler._scale is not None:
+        if hasattr(scaler, "set_scale"):
+            scaler.set_scale(value)
+        elif scaler._scale is not None:
             scaler._scale.fill_(value)
             if scaler._growth_tracker is not None:
                 scaler._growth_tracker.zero_()  # clean steps *at this scale*: else the next one might double it

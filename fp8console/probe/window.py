@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fp8console.probe.norms import hypot
 from fp8console.probe.readback import Reading
 from fp8console.protocol.records import FLAGS
@@ -81,6 +83,15 @@ class StepWindow:
                 clip.scale = None
         return covered
 
+    def norm_before_clips(self, own: frozenset[int], backwards: int) -> torch.Tensor | None:
+        """The unscaled norm of at least these parameters' gradients from before the script clipped them, if it did."""
+        for norm in reversed(self.norms):
+            if norm.parameters >= own and norm.backwards == backwards and norm.parts:
+                parts = torch.stack([torch.as_tensor(part, dtype=torch.float32) for part in norm.parts])
+                total: torch.Tensor = torch.linalg.vector_norm(parts)
+                return total if norm.scale is None else total / norm.scale
+        return None
+
     def to_readings(self) -> list[Reading]:
         """All readings in the order in which ``record_values`` takes their numbers back."""
         flat: list[Reading] = []
@@ -113,7 +124,8 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
     """The values and flags of one record from a window's numbers; unknown ones are None.
 
     loss: mean over micro-batches. grad_norm: hypot over optimizers of (scaled norm / scale). clip_coef: the smallest
-    ``min(1, max_norm / (norm + 1e-6))`` over the calls, torch.nn.utils.clip_grad_norm_'s own formula.
+    ``min(1, max_norm / (norm + 1e-6))`` over the calls, torch.nn.utils.clip_grad_norm_'s own formula. clip_limit: the
+    smallest ``max_norm / scale``.
     """
     at = 2 * len(window.losses)
     losses = [_divide(numbers[i], numbers[i + 1]) for i in range(0, at, 2)]
@@ -123,8 +135,10 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
         norms.append(_divide(hypot(numbers[at:end]), numbers[end]))
         at = end + 1
     chains: list[list[Any]] = []  # clips of the same gradients, one after the other: their factors multiply
+    limits: list[float] = []
     for clip in window.clips:
         factor = _clip_coefficient(*numbers[at : at + 3])
+        limits.append(_divide(numbers[at + 1], numbers[at + 2]))
         at += 3
         for chain in chains:
             if chain[0] == clip.backwards and chain[1] & clip.parameters:
@@ -143,6 +157,7 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
 
     loss = _mean(losses) if losses else None
     grad_norm = hypot(norms) if norms and not window.norm_unknown else None
+    limits = [limit for limit in limits if not math.isnan(limit)]
     clip_coef = min(coefficients) if coefficients and not any(math.isnan(c) for c in coefficients) else None
     flags = host.flags
     if found_inf:
@@ -162,6 +177,7 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
         "loss": loss,
         "grad_norm": grad_norm,
         "clip_coef": clip_coef,
+        "clip_limit": min(limits, default=None),
         "lr": lr,
         "scale": scale,
         "growth_tracker": None if tracker is None else int(tracker),
@@ -189,3 +205,8 @@ def _clip_coefficient(norm: float, max_norm: float, scale: float) -> float:
     if not math.isfinite(norm):
         return math.nan
     return min(1.0, max_norm / (norm + 1e-6)) if scale == scale else math.nan
+
+
+def parameter_ids(parameters: Any) -> frozenset[int]:
+    """What tells these parameters, one or many, from others."""
+    return frozenset((id(parameters),) if isinstance(parameters, torch.Tensor) else map(id, parameters))

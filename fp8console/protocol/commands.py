@@ -29,11 +29,22 @@ SETTINGS = (
     "backoff_factor",
     "growth_interval",
     "hysteresis",
+    "refill",
     "floor",
     "cap",
+    "smoothing",
+    "margin",
+    "underflow_tolerance",
+    "saturation_tolerance",
+    "patience",
     "lr_scale",
     "clip_norm",
+    "clip_z",
 )
+#: When a scaler with hysteresis counts the overflows that it tolerates anew.
+REFILLS = ("on_growth", "every_clean_step")
+#: Settings that torch's own GradScaler has, or that can be kept for it from outside; others need a scaler with them.
+STOCK_SETTINGS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "floor", "cap")
 ROLLBACK_WORDS = ("best", "last-good")
 
 
@@ -107,10 +118,13 @@ def _count(name: str, value: Any) -> int:
     return int(parsed)
 
 
-def _positive_or_off(name: str, value: Any) -> float | None:
-    if value is None or value == "off":
-        return None
-    return _positive(name, value)
+def _clip_norm(name: str, value: Any) -> float | str:
+    """A limit, or "auto": one that follows the norms."""
+    return "auto" if value == "auto" else _positive(name, value)
+
+
+def _clip_norm_or_off(name: str, value: Any) -> float | str | None:
+    return None if value is None or value == "off" else _clip_norm(name, value)
 
 
 def _scale_or_off(name: str, value: Any) -> float | None:
@@ -119,16 +133,41 @@ def _scale_or_off(name: str, value: Any) -> float | None:
     return _scale(name, value)
 
 
+def _between(low: float, high: float, off: bool = False) -> Callable[[str, Any], float | None]:
+    def rule(name: str, value: Any) -> float | None:
+        if off and (value is None or value == "off"):
+            return None
+        parsed = _finite(name, value)
+        if not low <= parsed <= high:
+            raise CommandError(f"{name} must be from {low:g} to {high:g}{', or off' if off else ''}; not {parsed:g}")
+        return parsed
+
+    return rule
+
+
+def _refill(name: str, value: Any) -> str:
+    if value not in REFILLS:
+        raise CommandError(f"{name} must be one of {', '.join(REFILLS)}; not {value!r}")
+    return str(value)
+
+
 SETTING_RULES: dict[str, Callable[[str, Any], Any]] = {
     "scale": _scale_change,
     "growth_factor": _over_one,
     "backoff_factor": _below_one,
     "growth_interval": _count,
     "hysteresis": _count,
+    "refill": _refill,
     "floor": _scale_or_off,
     "cap": _scale_or_off,
+    "smoothing": _between(0.0, 0.999),
+    "margin": _between(0.0, 64.0, off=True),
+    "underflow_tolerance": _between(0.0, 1.0),
+    "saturation_tolerance": _between(0.0, 1.0, off=True),
+    "patience": _count,
     "lr_scale": _positive,
-    "clip_norm": _positive_or_off,
+    "clip_norm": _clip_norm_or_off,
+    "clip_z": _positive,
 }
 
 
@@ -164,7 +203,7 @@ def validate(command: Any) -> dict[str, Any]:
             "to": _rollback_target,
             "lr_scale": lambda value: None if value is None else _positive("lr_scale", value),
             "scale": lambda value: None if value is None else _scale_change("scale", value),
-            "clip_norm": lambda value: None if value is None else _positive("clip_norm", value),
+            "clip_norm": lambda value: None if value is None else _clip_norm("clip_norm", value),
         }
         if "to" not in arguments:
             raise CommandError("rollback needs a step, 'best' or 'last-good'")
@@ -179,6 +218,8 @@ def validate(command: Any) -> dict[str, Any]:
             kind = "setting" if name == "set" else f"argument of {name}"
             raise _unknown(kind, key, tuple(allowed) or ("none",))
     parsed = {"name": name, **{key: allowed[key](value) for key, value in arguments.items()}}
+    if "clip_z" in parsed and parsed.get("clip_norm", "auto") != "auto":
+        raise CommandError("clip_z goes with clip_norm=auto")
     floor, cap = parsed.get("floor"), parsed.get("cap")
     if floor is not None and cap is not None and floor > cap:
         raise CommandError(f"floor {floor:g} is over cap {cap:g}")

@@ -18,7 +18,8 @@ from fp8console.protocol.numbers import dumps
 KINDS: dict[str, str] = {
     # supervisor
     "launched": "the training process was started: pid, command",
-    "rank_joined": "a rank's probe said hello: rank, world_size, pid, torch, device",
+    "rank_joined": "a rank's probe said hello: rank, world_size, pid, torch, device, gpu (its uuid, slot (PCI "
+    "address without function), name, arch, visible (variables that hide GPUs); None off a GPU)",
     "rank_left": "a rank's connection ended: rank",
     "asked": "an operator gave a command: id, command (dict), by",
     "applied": "every rank applied it at `step`: id, command, detail",
@@ -27,14 +28,19 @@ KINDS: dict[str, str] = {
     "ended": "the training process ended: exit_status, signal (name or None), error (last line of a traceback or None)",
     "notice": "something worth knowing that is not a fault: part",
     "fault": "something of ours does not work and was switched off: part, reason",
+    "hardware": "an episode of trouble with cards or the host began: episode (number), what ('throttling_power' | "
+    "'throttling_thermal' | 'throttling_hbm' | 'ecc_uncorrectable' | 'ecc_correctable' | 'memory' | 'host_memory' | "
+    "'disk'), gpus [index], since (seconds since the epoch), evidence [the figures, one for each card]",
     # probe
     "scaler": "an enabled GradScaler was found or changed: class_name, scale, growth_factor, backoff_factor, "
     "growth_interval, floor, cap",
-    "settings": "settings in effect by the operator's wish: lr_scale, clip_norm, floor, cap",
+    "settings": "settings in effect by the operator's wish: lr_scale, clip_norm (a norm or 'auto'), clip_z, floor, cap",
     "skipped": "the first skipped step of an episode, its 16th, and one at a scale of 0: scale (that overflowed)",
     "nonfinite": "the first step of an episode with a non-finite loss or gradient norm: what ('loss' | 'grad_norm'), "
     "value",
-    "recovered": "an episode ended: of ('skipped' | 'loss' | 'grad_norm'), since, count",
+    "clipping": "over a tenth of the last steps were clipped: count, window (steps), limit (norm, None where unknown)",
+    "recovered": "an episode ended: of ('skipped' | 'loss' | 'grad_norm' | 'clipping'), since, count; or of (what a "
+    "'hardware' event said), episode, gpus, since, until (seconds since the epoch), worst (share, count or bytes)",
     "snapshot": "a restore point in memory: point (see POINT_FIELDS)",
     "checkpoint": "a restore point on disk: point (see POINT_FIELDS)",
     "verified": "a restore point was verified by digest: point_step, where, ok, digest",
@@ -43,6 +49,14 @@ KINDS: dict[str, str] = {
     "resumed": "the training goes on after `step`: held (seconds)",
     "rolled_back": "state was put back: to, where, before {step,loss,scale,lr}, after {...}, digest, digests_equal, "
     "data_rewound (bool), lr_scale, scale",
+    "baseline": "a tuning baseline: what ('begun' | 'ended' | 'failed'); begun: steps, lr, taken, model, parameters, "
+    "device_name, gradient_format, batch_size; ended: steps, put_back (bool), digest, digests_equal, goes_on; "
+    "failed: reason",
+    "emulation": "layers work on FP8 values: layers [name], left [name], share (of the parameters)",
+    "fingerprint": "what a step of a compared run began with: what ('weights' | 'inputs'), digest, about [text]",
+    "inspected": "what the training is made of (doctor): parameters {dtype: count}, optimizers, scalers, device, "
+    "products (linear layers: name, inputs, outputs, rows), final (bool)",
+    "profile": "a profile's settings were applied: file, applied {name: value}, not_applied [reason]",
 }
 
 #: A restore point. ``kind``: 'snapshot' (memory) or 'checkpoint' (disk). ``loss`` is the mean of the last steps' loss.

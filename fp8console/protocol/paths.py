@@ -26,6 +26,16 @@ def steps_file(run_dir: Path, rank: int) -> Path:
     return run_dir / f"steps.{rank}.rec"
 
 
+def layers_file(run_dir: Path, rank: int) -> Path:
+    """Layer records of one rank."""
+    return run_dir / f"layers.{rank}.rec"
+
+
+def layers_about(run_dir: Path, rank: int = 0) -> Path:
+    """What the layers of the layer records are: rank 0's, and where another rank has written its own, that one's."""
+    return run_dir / ("layers.json" if rank == 0 else f"layers.{rank}.json")
+
+
 def events_file(run_dir: Path, rank: int | None = None) -> Path:
     """Events of one rank's probe, or of the supervisor when ``rank`` is None."""
     return run_dir / (SUPERVISOR_EVENTS if rank is None else f"events.{rank}.jsonl")

@@ -1,4 +1,4 @@
-"""Fixed-width binary records, one a step, behind a JSON header that states their layout.
+"""Fixed-width binary records behind a JSON header that states their layout: one a step, and one a layer and kind.
 
 File: one header line of JSON, padded with spaces to ``HEADER_BYTES`` and ended by a newline, then little-endian
 records of equal size. A torn last record (file size not a whole number of records) is ignored by readers. Readers
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,11 @@ MAGIC = "fp8console-records"
 #: Records that a rank keeps in shared memory (paths.spool_file), newest over oldest.
 SPOOL_SLOTS = 4096
 
+#: Largest float32: struct refuses to pack a larger finite number in an "f".
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+
 #: struct codes a layout may use, all little-endian; numpy spells them "<" + the same letter's type.
-NUMPY_CODES = {"q": "<i8", "i": "<i4", "I": "<u4", "d": "<f8"}
+NUMPY_CODES = {"q": "<i8", "i": "<i4", "I": "<u4", "d": "<f8", "f": "<f4"}
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,31 @@ STEP_FIELDS: tuple[Field, ...] = (
     Field("batch", "i", "batches", "batches that the DataLoader's iterator has given out"),
     Field("epoch_batches", "i", "batches", "the DataLoader's length"),
     Field("epoch", "i", "", "epochs begun by the training's DataLoader, counted from 1"),
+    Field("clip_limit", "d", "", "norm that clipping allowed, unscaled; the smallest of several, inf for no limit"),
     Field("flags", "I", "", "bits of FLAGS"),
     Field("known", "I", "", "bit i is set when field i of this layout holds a measured value"),
 )
+
+#: Which of a layer's tensors a layer record is about; a record's ``kind`` is an index into this.
+LAYER_KINDS = ("weight", "gradient", "activation", "activation_gradient")
+
+LAYER_FIELDS: tuple[Field, ...] = (
+    Field("step", "q", "steps", "the step whose values these are"),
+    Field("layer", "i", "", "index into the layers of layers.json"),
+    Field("kind", "i", "", "index into LAYER_KINDS"),
+    Field("l2", "f", "", "L2 norm, NaN or inf when an element is"),
+    Field("amax", "f", "", "largest finite magnitude"),
+    Field("mean", "f", "", "mean of the finite elements"),
+    Field("nonfinite", "f", "elements", "elements that are NaN or inf"),
+    Field("elements", "f", "elements", "elements in all"),
+    Field("saturated", "f", "share", "share of the elements that are finite and round beyond the format's maximum"),
+    Field("underflowed", "f", "share", "share of the elements other than 0 that the format makes 0"),
+    Field("headroom", "f", "bits", "log2 of the format's maximum over amax, inf when amax is 0"),
+    Field("scale", "f", "", "loss scale that all the values above still carry, 1 when they carry none"),
+    Field("known", "I", "", "bit i is set when field i of this layout holds a measured value"),
+)
+#: The measured fields of a layer record, in order.
+LAYER_FIGURES = tuple(field.name for field in LAYER_FIELDS[3:-1])
 
 FLAGS: dict[str, int] = {
     "skipped": 1 << 0,  # the scaler refused the step (found_inf)
@@ -69,6 +95,7 @@ def _struct(fields: tuple[Field, ...]) -> struct.Struct:
 
 
 STEP_STRUCT = _struct(STEP_FIELDS)
+LAYER_STRUCT = _struct(LAYER_FIELDS)
 #: The fields before the last two, flags and known, which are always known; what stands there when they are not; and
 #: ``known`` by which are missing: a training has a handful of such patterns.
 _NAMES = [f.name for f in STEP_FIELDS[:-2]]
@@ -127,3 +154,27 @@ def unpack_step(data: bytes) -> dict[str, float | int | None]:
     raw = dict(zip(_STEP_INDEX, STEP_STRUCT.unpack(data), strict=True))
     known = raw["known"]
     return {name: raw[name] if known & (1 << index) else None for name, index in _STEP_INDEX.items()}
+
+
+def pack_layer(step: int, layer: int, kind: int, figures: Sequence[float | None]) -> bytes:
+    """One layer record; ``figures`` in the order of LAYER_FIGURES, None where unknown (stored as NaN, its bit unset).
+
+    A magnitude beyond float32 is stored as inf.
+    """
+    known = 0b111 | 1 << len(LAYER_FIELDS) - 1
+    stored = []
+    for place, figure in enumerate(figures, start=3):
+        if figure is None:
+            figure = math.nan
+        else:
+            known |= 1 << place
+            if abs(figure) > FLOAT32_MAX:
+                figure = math.copysign(math.inf, figure)
+        stored.append(figure)
+    return LAYER_STRUCT.pack(step, layer, kind, *stored, known)
+
+
+def unpack_layer(data: bytes) -> dict[str, float | int | None]:
+    """The values of one packed layer record of this version's layout; unknown ones are None. For tests and tools."""
+    raw = LAYER_STRUCT.unpack(data)
+    return {f.name: raw[i] if raw[-1] & (1 << i) else None for i, f in enumerate(LAYER_FIELDS)}

@@ -196,7 +196,7 @@ class _Lines:
 #: Kinds of which every rank writes its own; one of them is enough for people.
 RANK_KINDS = frozenset(
     {"snapshot", "checkpoint", "verified", "point_dropped", "paused", "resumed", "rolled_back"}
-    | {"scaler", "settings", "skipped", "nonfinite", "recovered"}
+    | {"scaler", "settings", "skipped", "nonfinite", "clipping", "recovered", "baseline", "profile"}
 )
 
 
@@ -328,11 +328,17 @@ class OutputTail:
 
 
 class HardwareLog:
-    """Hardware samples: the newest one, and as many before it as ``keep``. One sample a line, about one a second."""
+    """Hardware samples: the newest one, and as many before it as ``keep``. One sample a line, about one a second.
 
-    def __init__(self, run_dir: Path, keep: int = 3600) -> None:
+    ``taken`` counts all that were read. The whole run's are for runs/utilisation.py: a sample of eight cards is some
+    6 kB of text and ten times that in memory.
+    """
+
+    def __init__(self, run_dir: Path, keep: int = 60) -> None:
+        self.path = Path(run_dir) / paths.HARDWARE
         self.history: deque[dict[str, Any]] = deque(maxlen=keep)
-        self._lines = _Lines(Path(run_dir) / paths.HARDWARE, from_end=4 << 20)
+        self.taken = 0
+        self._lines = _Lines(self.path, from_end=1 << 20)
 
     @property
     def latest(self) -> dict[str, Any] | None:
@@ -352,5 +358,6 @@ class HardwareLog:
                 continue
             if isinstance(sample, dict):
                 self.history.append(sample)
+                self.taken += 1
                 found = True
         return found

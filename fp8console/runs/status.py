@@ -6,6 +6,7 @@ run of a million steps looks only at what is new.
 
 from __future__ import annotations
 
+import math
 import socket
 import time as clock
 from dataclasses import asdict, dataclass, field
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8console.diagnosis import bounds, cards
 from fp8console.protocol.identity import ProcessIdentity, is_alive
 from fp8console.protocol.numbers import number, to_jsonable
 from fp8console.runs.reader import StepRecords
 from fp8console.runs.run import Run
+from fp8console.runs.stability import StabilityFigures
 from fp8console.runs.tally import Tally
 
 #: Speed is told over the steps of the last seconds, and over at least and at most so many steps.
@@ -54,6 +57,7 @@ class RunStatus:
     loss: float | None = None
     grad_norm: float | None = None
     clip_coef: float | None = None
+    clip_limit: float | None = None
     lr: float | None = None
     scale: float | None = None
     growth_tracker: int | None = None
@@ -76,6 +80,7 @@ class RunStatus:
     healthy_steps: int | None = None
     nan_since: dict[str, int | None] = field(default_factory=lambda: {"loss": None, "grad_norm": None})
     last_incident: str | None = None
+    stability: StabilityFigures = field(default_factory=StabilityFigures)
     notes: list[str] = field(default_factory=list)
     # steering
     asked: dict[str, Any] | None = None
@@ -85,10 +90,15 @@ class RunStatus:
     scaler: dict[str, Any] | None = None
     scaler_note: str | None = None
     lr_scale: float | None = None
-    clip_norm: float | None = None
+    clip_norm: float | str | None = None  # the operator's: a norm, "auto", or None for the script's own
+    clip_z: float | None = None  # of "auto"
     floor: float | None = None
     cap: float | None = None
-    hardware: dict[str, Any] | None = None
+    # hardware
+    hardware: dict[str, Any] | None = None  # the newest sample
+    balance: float | None = None  # lowest over highest mean busy of the run's cards; see diagnosis/cards.py
+    bounds: list[dict[str, Any]] | None = None  # what bounds the step: what, text, evidence; None: not known
+    hardware_alerts: list[dict[str, Any]] = field(default_factory=list)  # episodes under way
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values; NaN and the infinities as "NaN", "Infinity" and "-Infinity"."""
@@ -126,9 +136,29 @@ def status(run: Run, now: float | None = None) -> RunStatus:
     if moving and None not in (result.total_steps, result.step, result.step_seconds):
         assert result.total_steps is not None and result.step is not None and result.step_seconds is not None
         result.seconds_left = max(0, result.total_steps - result.step) * result.step_seconds
-    result.hardware = run.hardware.latest
+    _hardware(result, run, tally, now)
     result.notes = [*(note for note in (run.problem, steps.problem) if note), *tally.notes, *result.notes]
     return result
+
+
+def _hardware(result: RunStatus, run: Run, tally: Tally, now: float) -> None:
+    """The newest sample and what follows from the last ones; of a run that has ended, as it was then."""
+    result.hardware = run.hardware.latest
+    over = result.state in ("finished", "failed", "lost")
+    result.hardware_alerts = [] if over else tally.hardware_alerts
+    samples = cards.recent(run.hardware.history)
+    newest = number(samples[-1].get("time")) if samples else None
+    if newest is not None and not over and now - newest > cards.STALE:
+        samples = []
+    moving = result.state in ("running", "stopping", "finished", "failed") and result.silent_seconds is None
+    share = result.data_wait_share
+    share = math.floor(100 * share) / 100 if share is not None and math.isfinite(share) else None
+    # Asked for many times a second, and new once a second.
+    asked = run.hardware.taken, bool(samples), share, moving
+    if run.memo.get("hardware", (None,))[0] != asked:
+        found = bounds.bounds(samples, share) if moving else []
+        run.memo["hardware"] = asked, cards.balance(samples), [asdict(bound) for bound in found] or None
+    _, result.balance, result.bounds = run.memo["hardware"]
 
 
 def _text(value: Any) -> str | None:
@@ -167,7 +197,9 @@ def _newest(result: RunStatus, steps: StepRecords) -> None:
         return steps.last(name) if name in steps.names else None
 
     result.step, result.step_time = last("step"), last("time")
-    for name in ("loss", "grad_norm", "clip_coef", "lr", "scale", "growth_tracker", "micro_batches", "device_memory"):
+    for name in ("loss", "grad_norm", "clip_coef", "clip_limit", "lr", "scale"):
+        setattr(result, name, last(name))
+    for name in ("growth_tracker", "micro_batches", "device_memory"):
         setattr(result, name, last(name))
     result.epoch, result.epoch_batch, result.epoch_batches = last("epoch"), last("batch"), last("epoch_batches")
 
@@ -209,6 +241,7 @@ def _health(result: RunStatus, steps: StepRecords, tally: Tally) -> None:
         result.healthy_steps = result.step - (trouble if trouble is not None else tally.first_step - 1)
     result.nan_since = dict(tally.nan_since)
     result.last_incident = tally.incident
+    result.stability = tally.stability.figures()
     if "clip_coef" in steps.names and "clipped" in steps.flag_names:
         start = max(0, len(steps) - CLIPPED_OVER)
         known = steps.known("clip_coef", start)
@@ -258,9 +291,13 @@ def _steering(result: RunStatus, tally: Tally) -> None:
     points = [dict(point) for point in tally.points.values() if not (over and point["where"] == "memory")]
     result.restore_points = sorted(points, key=lambda point: (point["step"], point.get("time") or 0.0))
     result.scaler = dict(tally.scaler) if tally.scaler is not None else None
+    if result.scaler is not None and result.scale is not None:
+        result.scaler["scale"] = result.scale  # the event's is as old as the last change of a setting
     result.scaler_note = tally.scaler_note
-    for name in ("lr_scale", "clip_norm", "floor", "cap"):
+    for name in ("lr_scale", "clip_norm", "clip_z", "floor", "cap"):
         setattr(result, name, number(tally.settings.get(name)))
+    if tally.settings.get("clip_norm") == "auto":
+        result.clip_norm = "auto"
 
 
 def _total_steps(info: dict[str, Any], tally: Tally) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fp8console.protocol.numbers import number
+from fp8console.runs import stability
 from fp8console.runs.reader import EventLog, StepRecords, is_primary
 
 BLOCK = 65_536
@@ -27,6 +28,7 @@ class Tally:
         self.skipped = 0
         self.trouble_step: int | None = None  # newest record that was skipped or not finite
         self.nan_since: dict[str, int | None] = {"loss": None, "grad_norm": None}
+        self.stability = stability.Stability()
 
     def _restart_events(self, generation: int) -> None:
         self._events_generation = generation
@@ -46,6 +48,12 @@ class Tally:
         self.scaler_note: str | None = None
         self.settings: dict[str, Any] = {}
         self._open_commands: dict[Any, dict[str, Any]] = {}
+        self._open_hardware: dict[Any, dict[str, Any]] = {}
+
+    @property
+    def hardware_alerts(self) -> list[dict[str, Any]]:
+        """The episodes of hardware trouble under way, the oldest first."""
+        return list(self._open_hardware.values())
 
     @property
     def asked(self) -> dict[str, Any] | None:
@@ -100,6 +108,7 @@ class Tally:
             self._streak(name, numbers, known, broken)
         if trouble.any():
             self.trouble_step = int(numbers[np.flatnonzero(trouble)[-1]])
+        stability.read(steps, start, stop, self.stability)
 
     def _streak(self, name: str, numbers: Any, known: Any, broken: Any) -> None:
         """Since when ``name`` has not been finite, unknown values left out."""
@@ -159,7 +168,7 @@ class Tally:
         self.settings.update({k: self.scaler[k] for k in ("floor", "cap") if k in event})
 
     def _on_settings(self, event: dict[str, Any]) -> None:
-        names = ("lr_scale", "clip_norm", "floor", "cap", "total_steps")
+        names = ("lr_scale", "clip_norm", "clip_z", "floor", "cap", "total_steps")
         self.settings.update({name: event[name] for name in names if name in event})
 
     def _on_notice(self, event: dict[str, Any]) -> None:
@@ -181,8 +190,22 @@ class Tally:
             text = f"{text} at step {step:,}"
         self.incident = text
 
+    def _on_hardware(self, event: dict[str, Any]) -> None:
+        names = ("episode", "what", "gpus", "since", "step", "text", "evidence")
+        self._open_hardware[event.get("episode")] = {name: event.get(name) for name in names}
+        self.incident = str(event.get("text")).partition(" (")[0]
+
+    def _on_recovered(self, event: dict[str, Any]) -> None:
+        if event.get("episode") is not None:
+            self._open_hardware.pop(event["episode"], None)
+
     _on_skipped = _incident
     _on_nonfinite = _incident
+
+    def _on_clipping(self, event: dict[str, Any]) -> None:
+        step = event.get("step")
+        at = f" at step {step:,}" if isinstance(step, int) else ""
+        self.incident = f"clipped {event.get('count')} of {event.get('window')} steps{at}"
 
     def _on_rolled_back(self, event: dict[str, Any]) -> None:
         self._incident(event)

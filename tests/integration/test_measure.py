@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import running
 
+from fp8console.runs.layers import LayerRecords
+
 TRAININGS = [
     "accumulate",
     "lbfgs",
@@ -40,7 +42,8 @@ def test_records_are_true_and_the_result_is_untouched(name: str, tmp_path: Path)
     without = json.loads((tmp_path / "plain.json").read_text())
     for way in ("false", "true"):
         folder = tmp_path / f"late_{way}"
-        options = ("--set", f"read_late={way}")
+        # Layers are sampled at every step as well: none of these trainings may notice.
+        options = ("--set", f"read_late={way}", "--set", "layer_steps=1", "--set", "layer_budget=1")
         run = running.run(folder, running.training(name), "--out", str(folder / "out.json"), options=options)
         assert run.result is not None and run.result.returncode == 0, run.result
         with_probe = json.loads((folder / "out.json").read_text())
@@ -96,8 +99,15 @@ def test_nan_and_inf_reach_json(tmp_path: Path) -> None:
 
 def test_the_compiled_graph_stays_whole(tmp_path: Path) -> None:
     plain = running.plain(tmp_path / "plain", running.training("compiled"))
-    run = running.run(tmp_path / "console", running.training("compiled"))
+    options = ("--set", "layer_steps=1", "--set", "layer_budget=1")
+    run = running.run(tmp_path / "console", running.training("compiled"), options=options)
     assert plain.stdout == run.output() and "graphs [" in plain.stdout
+    layers = LayerRecords(run.run_dir)
+    for kind in ("weight", "gradient"):
+        assert layers.samples(kind, "l2")[0].tolist() == [2, 3, 4, 5, 6]
+        assert [row["name"] for row in layers.latest(kind)] == ["0", "3"]
+    # A hook of ours would be traced, so what only hooks can see is unknown.
+    assert layers.latest("activation") == [] and layers.layers[0]["kinds"] == ["weight", "gradient"]
 
 
 def test_a_compiled_optimizer_step_is_left_alone_and_still_makes_records(tmp_path: Path) -> None:

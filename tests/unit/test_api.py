@@ -23,6 +23,7 @@ ROOT = Path(fc.__file__).parents[1]
 
 
 # -- outside the console ------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_outside_the_console_everything_does_nothing() -> None:
     model = torch.nn.Linear(2, 2)
     run = fc.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), total_steps=5)
@@ -218,6 +219,7 @@ def console(tmp_path: Path) -> Iterator[Console]:
             identity.send_signal(who, signal.SIGKILL, group=group)
 
 
+@pytest.mark.slow
 def test_a_rollback_takes_data_and_registered_state_along(console: Console) -> None:
     (console.folder / "train.py").write_text(SCRIPT)
     console("--detach", "--run-dir", str(console.run_dir), "train.py")

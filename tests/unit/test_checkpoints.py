@@ -261,6 +261,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_whatever_a_kill_leaves_under_a_final_name_is_whole(tmp_path: Path) -> None:
     chance = random.Random(1)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -306,6 +307,7 @@ def test_the_newest_sound_checkpoint_outlives_a_divergence(tmp_path: Path) -> No
     assert sorted(step for step, _ in store.complete()) == [7, 8, 9]
 
 
+@pytest.mark.slow
 def test_the_weights_are_anybodys_with_torch(tmp_path: Path) -> None:
     """torch.load with weights_only=True, in a process that can't import fp8console, and a plain load_state_dict."""
     Store(tmp_path, keep=3).write(5)

@@ -129,9 +129,9 @@ def test_help_lists_what_there_is_and_nothing_else(capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     for name in COMMANDS:
         assert f"\n  {name} " in text
-    for absent in ("tune", "check", "verify", "report", "replay", "doctor"):
+    for absent in ("verify", "report", "replay"):
         assert f"\n  {absent}" not in text
-    for flag in ("--detach", "--python", "--run-dir", "--total-steps", "--set", "--headless"):
+    for flag in ("--detach", "--python", "--run-dir", "--total-steps", "--set", "--profile", "--headless"):
         assert flag in text
 
 
@@ -201,8 +201,8 @@ def test_launch_options(place: Path, launched: list[tuple[list[str], LaunchOptio
     [
         (["zzz"], "'zzz' is no command and no file here; commands: attach, ls"),
         (["stauts"], "did you mean status?"),
-        (["tune", "train.py"], "'tune' is no command and no file here"),
-        (["doctor"], "'doctor' is no command"),
+        (["verify", "train.py"], "'verify' is no command and no file here"),
+        (["replay"], "'replay' is no command"),
         (["folder"], "folder is a folder; to launch what is in it: fp8console run folder"),
         (["--detach"], "no training given"),
         (["run"], "no training given"),

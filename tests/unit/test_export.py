@@ -104,3 +104,20 @@ def test_a_gap_in_the_steps_is_a_gap_in_the_envelope() -> None:
     outline = envelope(np.array([1, 2, 99, 100]), np.array([1.0, 2.0, 3.0, 4.0]), 10)
     assert np.isnan(outline.low[1:9]).all()
     assert (outline.low[0], outline.high[0], outline.low[9], outline.high[9]) == (1, 2, 3, 4)
+
+
+def test_stability_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "BLOCK", 3)
+    path = tmp_path / "steps.0.rec"
+    steps = [
+        ({"step": i, "loss": 2.0, "clip_coef": 0.5 if i == 4 else 1.0}, FLAGS["clipped"] * (i == 4)) for i in range(8)
+    ]
+    steps[5] = ({"step": 5, "loss": math.nan}, FLAGS["loss_nonfinite"])
+    path.write_bytes(records.header() + b"".join(records.pack_step(*step) for step in steps))
+    rows = list(csv.DictReader("".join(export.stability_lines(StepRecords(path), "csv")).splitlines()))
+    found = {row["name"]: (row["value"], row["unit"]) for row in rows}
+    assert found["failures"] == ("1", "failures") and found["mean_steps_between_failures"] == ("7.0", "steps")
+    assert found["mean_steps_at_least"] == ("", "steps"), "unknown is empty"
+    assert found["longest_stable_stretch"] == ("5", "steps")
+    one = json.loads("".join(export.stability_lines(StepRecords(path), "jsonl")))
+    assert one["clip_frequency"] == pytest.approx(1 / 7) and one["recovery_rate"] is None

@@ -100,7 +100,7 @@ def test_undo_puts_torch_back() -> None:
 def test_any_kind_of_learning_rate(watch: Watch, lr: Any) -> None:
     net = model()
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
-    watch.observer.lr_factor = 0.5
+    watch.observer.lr.factor = 0.5
     step(net, optimizer)
     assert watch.steps[0]["lr"] == float(lr) * 0.5
     assert optimizer.param_groups[0]["lr"] is lr
@@ -110,7 +110,7 @@ def test_the_factor_is_in_force_and_the_scripts_own_rate_comes_back(watch: Watch
     nets = [model(), model()]
     optimizers = [torch.optim.SGD(net.parameters(), lr=lr) for net, lr in zip(nets, (0.1, 0.05))]
     step(nets[1], optimizers[1])
-    watch.observer.lr_factor = 0.5
+    watch.observer.lr.factor = 0.5
     step(nets[0], optimizers[0])
     assert torch.equal(nets[0].weight, nets[1].weight)
     scheduler = lr_scheduler.ExponentialLR(optimizers[0], 0.5)
@@ -131,7 +131,7 @@ def test_groups_without_a_learning_rate(watch: Watch) -> None:
                     parameter.data.sub_(parameter.grad)
 
     net = model()
-    watch.observer.lr_factor = 0.5
+    watch.observer.lr.factor = 0.5
     step(net, Own(net.parameters()))
     assert watch.steps[0]["lr"] is None and watch.steps[0]["grad_norm"] > 0
 
@@ -148,7 +148,7 @@ class Fails(torch.optim.SGD):
 def test_a_step_that_raises_leaves_the_rate_to_the_script(watch: Watch) -> None:
     net = model()
     optimizer = Fails(net.parameters(), lr=0.1)
-    watch.observer.lr_factor = 0.5
+    watch.observer.lr.factor = 0.5
     optimizer.fail = True
     with pytest.raises(RuntimeError, match="own"):
         step(net, optimizer)
@@ -298,8 +298,8 @@ def test_nothing_of_a_training_that_is_over_is_kept_alive(watch: Watch) -> None:
     optimizer = torch.optim.AdamW(net.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scheduler = lr_scheduler.StepLR(optimizer, 1)
-    watch.observer.lr_factor = 0.5
-    watch.observer.clip_norm = 1.0
+    watch.observer.lr.factor = 0.5
+    watch.observer.clipping.norm = 1.0
     for _ in range(3):
         step(net, optimizer, scaler)
         scheduler.step()
@@ -313,7 +313,7 @@ def test_nothing_of_a_training_that_is_over_is_kept_alive(watch: Watch) -> None:
 def test_the_operators_clipping_leaves_what_is_not_finite_alone(watch: Watch) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    watch.observer.clip_norm = 0.5
+    watch.observer.clipping.norm = 0.5
     optimizer.zero_grad()
     loss_of(net).backward()
     optimizer.step()

@@ -74,7 +74,7 @@ def test_a_queue_that_never_arrives_is_bounded() -> None:
     for step in range(1000):
         readback.submit(step, [take(torch.tensor(float(step)), False)])
         for _, _, transfers in readback._pending:
-            transfers[0].arrived = lambda: False  # type: ignore[method-assign]
+            transfers[0][1].arrived = lambda: False  # type: ignore[method-assign]
         readback.poll()
     assert len(readback._pending) <= Readback.DEPTH
     readback.drain()

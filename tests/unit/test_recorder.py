@@ -86,12 +86,12 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_problem_that_passes(tmp_path: Path) -> None:
     path = tmp_path / "steps.0.rec"
     made = write(path, 1)
-    good, made._fd = made._fd, os.open("/dev/full", os.O_RDWR)
+    good, made._file._fd = made._file._fd, os.open("/dev/full", os.O_RDWR)
     for number in (2, 3):
         made.add(packed(number))
         made.flush()
         assert made.problem == "No space left on device"
-    made._fd = good
+    made._file._fd = good
     made.flush()
     assert made.problem is None and steps(path) == [1, 2, 3]
 

@@ -238,6 +238,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", [0.0, 0.004, 0.01, 0.02])
 def test_an_exit_in_the_middle_of_a_digest_is_an_ordinary_exit(pause: float) -> None:
     """A daemon thread inside torch while the interpreter ends would abort the process: exit status 134."""

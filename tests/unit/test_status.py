@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from fp8console.cli.status import describe
 from fp8console.protocol import events, paths, records
 from fp8console.protocol.identity import identify
 from fp8console.protocol.numbers import dumps
 from fp8console.runs import tally
 from fp8console.runs.run import Run
+from fp8console.runs.stability import StabilityFigures
 from fp8console.runs.status import status
 
 FLAGS = records.FLAGS
@@ -260,6 +263,67 @@ def test_the_scaler_and_the_operators_settings(run_dir: RunDir) -> None:
     assert (now.lr_scale, now.clip_norm, now.floor, now.cap) == (0.5, None, 2.0, None)
 
 
+def test_the_operators_clipping(run_dir: RunDir) -> None:
+    run_dir.event("settings", lr_scale=1.0, clip_norm="auto", clip_z=2.5, floor=None, cap=None)
+    assert (run_dir.status().clip_norm, run_dir.status().clip_z) == ("auto", 2.5)
+    run_dir.event("settings", lr_scale=1.0, clip_norm=0.5, clip_z=None, floor=None, cap=None)
+    assert (run_dir.status().clip_norm, run_dir.status().clip_z) == (0.5, None)
+    run_dir.steps({"step": 1, "clip_limit": 0.5})
+    run_dir.event("clipping", 1, "clipped 30 of the last 100 steps to norm 0.5: ...", count=30, window=100, limit=0.5)
+    assert run_dir.status().clip_limit == 0.5
+    assert run_dir.status().last_incident == "clipped 30 of 100 steps at step 1"
+
+
+def test_stability_in_status_and_its_json(run_dir: RunDir) -> None:
+    assert run_dir.status().stability == StabilityFigures()
+    run_dir.steps(*({"step": step, "loss": 2.0, "clip_coef": 1.0} for step in range(1, 31)))
+    run_dir.steps({"step": 31, "loss": math.nan}, flags=FLAGS["loss_nonfinite"])
+    run_dir.steps({"step": 32, "loss": 9.0, "clip_coef": 0.1}, flags=FLAGS["clipped"] | FLAGS["restored"])
+    found = run_dir.status()
+    assert found.stability == StabilityFigures(
+        steps=32,
+        failures=1,
+        mean_steps_between_failures=31.0,
+        loss_jitter=0.0,
+        recovery_rate=0.0,
+        recovered=0,
+        judged=1,
+        longest_stable_stretch=30,
+        skips_per_1000_steps=0.0,
+        clip_frequency=1 / 31,
+        clip_frequency_recent=1 / 31,
+    ), "rolled back from: not recovered by itself"
+    data = json.loads(dumps(found.to_json()))["stability"]
+    assert data["mean_steps_between_failures"] == 31 and data["mean_steps_at_least"] is None
+    lines = "\n".join(describe(found, NOW))
+    assert "1 failure, 31 steps between them, recovered from 0 of 1, longest stable stretch 30" in lines
+    assert "skips per 1,000 steps 0, loss jitter 0%, clipped 3.23% of all steps and 3.23% of the last 100" in lines
+
+
+def test_a_run_without_failures_has_a_lower_bound_and_one_of_which_nothing_is_known_has_none(run_dir: RunDir) -> None:
+    run_dir.steps({"step": 1}, {"step": 2})
+    found = run_dir.status()
+    assert (found.stability.steps, found.stability.failures, found.stability.mean_steps_at_least) == (0, None, None)
+    assert "steps between failures unknown, longest stable stretch unknown" in "\n".join(describe(found, NOW))
+    run_dir.steps({"step": 3, "scale": 1024.0}, {"step": 4, "loss": 2.0}, {"step": 5, "grad_norm": 2.0})
+    found = run_dir.status()
+    assert (found.stability.steps, found.stability.failures, found.stability.mean_steps_at_least) == (3, 0, 3)
+    assert "no failure in 3 steps, longest stable stretch 3" in "\n".join(describe(found, NOW))
+
+
+def test_stability_of_an_old_layout(run_dir: RunDir) -> None:
+    """Columns that a run's layout lacks are unknown; what it has is read by its own header."""
+    old = tuple(field for field in records.STEP_FIELDS if field.name not in ("clip_limit", "clip_coef"))
+    layout = struct.Struct("<" + "".join(field.code for field in old))
+    known = 1 << [field.name for field in old].index("loss")
+    rows = [[{"step": i, "loss": 2.0, "known": known}.get(field.name, 0) for field in old] for i in (1, 2, 3)]
+    data = b"".join(layout.pack(*row) for row in rows)
+    paths.steps_file(run_dir.path, 0).write_bytes(records.header(old) + data)
+    found = run_dir.status()
+    assert (found.step, found.clip_limit, found.stability.mean_steps_at_least) == (None, None, 3)
+    assert found.stability.clip_frequency is None and found.loss == 2.0
+
+
 def test_a_record_file_that_starts_again_is_counted_again(run_dir: RunDir) -> None:
     run_dir.steps({"step": 1}, {"step": 2}, flags=FLAGS["skipped"])
     assert run_dir.status().skipped == 2
@@ -283,3 +347,42 @@ def test_a_long_run_is_cheap_to_look_at_again(tmp_path: Path) -> None:
         run_dir.steps({"step": 1001, "loss": 2.0})
         run_dir.status()
     assert time.process_time() - start < max(10 * first, 0.5)
+
+
+# hardware
+
+
+def with_hardware(folder: Path, gpus: list[dict[str, Any]], seconds: int = 12) -> None:
+    samples = [{"time": 1000.0 + second, "source": "sysfs", "gpus": gpus, "host": {}} for second in range(seconds)]
+    (folder / paths.HARDWARE).write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+
+
+def test_hardware_in_words_and_in_json(tmp_path: Path) -> None:
+    me = identify(os.getpid()).to_json()
+    step = {"step": 1, "time": 1010.0, "duration": 1.0, "data_wait": 0.0}
+    paths.steps_file(tmp_path, 0).write_bytes(records.header() + records.pack_step(step, 0))
+    (tmp_path / paths.RUN).write_text(json.dumps({"id": "r", "supervisor": me, "training": me}))
+    fields = {"episode": 1, "what": "memory", "gpus": [1], "since": 1003.0, "evidence": [{"share": 0.98}]}
+    begun = {"time": 1009.0, "step": 1, "kind": "hardware", "text": "GPU 1: memory is 98% full (x)", **fields}
+    (tmp_path / "events.jsonl").write_text(dumps(begun) + "\n")
+    with_hardware(tmp_path, [{"index": 0, "bdf": "a", "busy": 80}, {"index": 1, "bdf": "b", "busy": 20}])
+    now = status(Run(tmp_path), 1012.0)
+    assert now.balance == 0.25 and now.last_incident == "GPU 1: memory is 98% full"
+    shown = json.loads(dumps(now.to_json()))
+    assert [bound["what"] for bound in shown["bounds"]] == ["imbalance"]
+    assert shown["hardware_alerts"][0]["evidence"] == [{"share": 0.98}]
+    words = "\n".join(describe(now, 1012.0))
+    assert "2 GPUs by sysfs, busy 20 to 80%, balance 0.25, 1 s ago" in words
+    assert "step bound by  imbalance: GPU 1 is busy 20%, GPU 0 80%" in words and "alert          GPU 1: memory" in words
+    later = status(Run(tmp_path), 1040.0)
+    assert later.balance is None and later.bounds is None, "nothing is known of now by samples of half a minute ago"
+    over = {"time": 1011.0, "step": 1, "kind": "recovered", "text": "over", "of": "memory", "episode": 1}
+    (tmp_path / "events.jsonl").write_text(dumps(begun) + "\n" + dumps(over) + "\n")
+    assert status(Run(tmp_path), 1012.0).hardware_alerts == []
+
+
+def test_no_gpu_is_said_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / paths.RUN).write_text("{}")
+    (tmp_path / paths.HARDWARE).write_text('{"time": 1.0, "source": "none", "reason": "no AMD GPU", "gpus": []}\n')
+    words = "\n".join(describe(status(Run(tmp_path)), 2.0))
+    assert "none seen: no AMD GPU" in words and "cpu unknown" in words and "step bound by" not in words

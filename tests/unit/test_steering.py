@@ -13,8 +13,15 @@ from fp8console.probe.steering import Steering
 from fp8console.protocol.commands import SCALE_MAX, SCALE_MIN, validate
 
 
+def untouched() -> dict[str, Any]:
+    """What else an observer has that settings change."""
+    return {"lr": SimpleNamespace(factor=1.0), "clipping": SimpleNamespace(norm=None)}
+
+
 def steering(scaler: Any = None) -> Steering:
-    observer: Any = SimpleNamespace(active_scaler=lambda: scaler, lr_factor=1.0, clip_norm=None)
+    observer: Any = SimpleNamespace(
+        active_scaler=lambda: scaler, lr=SimpleNamespace(factor=1.0), clipping=SimpleNamespace(norm=None)
+    )
     return Steering(observer)
 
 
@@ -139,7 +146,7 @@ def test_refusals(scaler: bool, set_before: dict[str, float], asked: dict[str, A
 def test_what_needs_no_scaler_is_set_without_one() -> None:
     made = steering(None)
     assert apply(made, lr_scale=0.5, clip_norm=1.0, cap="off") == {"cap": None, "lr_scale": 0.5, "clip_norm": 1.0}
-    assert (made._observer.lr_factor, made._observer.clip_norm) == (0.5, 1.0)
+    assert (made._observer.lr.factor, made._observer.clipping.norm) == (0.5, 1.0)
     assert apply(made, clip_norm="off") == {"clip_norm": None}
     assert made.scaler_settings() is None
 

@@ -1,0 +1,229 @@
+"""``fp8console tune``: a baseline of a training, and from it a profile of scaler and clip settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fp8console.cli.arguments import CommandFailed, UsageError
+from fp8console.cli.launch import LaunchError, say
+from fp8console.cli.tune_words import TuneWords, parse
+from fp8console.protocol import identity, paths
+
+#: Seconds between two looks at the run, and between two lines of progress where there is no terminal.
+POLL = 0.1
+PLAIN_LINES = 5.0
+#: Lines of a failed training's output that are shown.
+TAIL = 15
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the baseline, prints what it shows, writes the profile. Raises UsageError and CommandFailed."""
+    given = parse(words)
+    run_dir = _launch(given)
+    ended = _watch(run_dir, given)
+
+    from fp8console.cli.tune_report import report
+
+    made = report(run_dir, given, ended)
+    if not given.then_train:
+        return 0
+    from fp8console.cli.headless import follow
+
+    _apply(run_dir, made)
+    return follow(run_dir)
+
+
+def _launch(given: TuneWords) -> Path:
+    from fp8console.cli import launch
+
+    options = given.options
+    try:
+        python = launch.choose_python(options.python)
+        command = launch.build_command(given.training, options.kind, python)
+        if options.kind == "script":
+            launch.check_script(given.training[0], python)
+        run_id = launch.make_run_id(options, given.training)
+        run_dir = launch.make_run_dir(run_id, options)
+        launch.start_supervisor(run_dir, run_id, command, python, options, given.training)
+    except LaunchError as error:
+        raise (UsageError if error.status == 2 else CommandFailed)(str(error)) from None
+    say(f"run {run_id}; the training's output: {run_dir / paths.OUTPUT}")
+    return run_dir
+
+
+def _watch(run_dir: Path, given: TuneWords) -> dict[str, Any] | None:
+    """Wait for the baseline's end; its event, or None when the training ended before. Raises CommandFailed."""
+    from fp8console.cli.headless import exit_status
+    from fp8console.runs.run import Run
+
+    run = Run(run_dir)
+    shown = _Progress(int(given.options.settings.tune_steps or 0))
+    try:
+        while True:
+            run.refresh()
+            event = _baseline(run, "ended")
+            failed = _baseline(run, "failed") or _switched_off(run)
+            status = exit_status(run)
+            records = run.rank(0)
+            shown.show(run, min(len(records), shown.steps))
+            if event is not None and (given.then_train or status is not None):
+                shown.end(run)
+                return event
+            if failed is not None:
+                shown.end(run)
+                _end(run)
+                raise CommandFailed(f"tune: {failed.get('reason') or failed['text']}")
+            if status is not None:
+                shown.end(run)
+                _check_early_end(run, status)
+                return None
+            if event is not None and time.time() - event["time"] > given.options.settings.grace_seconds:
+                _end(run)  # the script caught the exit and trains on
+            if _lost(run):
+                raise CommandFailed("tune: the run is lost: its supervisor and its training are gone")
+            time.sleep(POLL)
+    except KeyboardInterrupt:
+        shown.end(run)
+        _end(run, signal.SIGINT)
+        raise
+
+
+def _baseline(run: Any, what: str) -> dict[str, Any] | None:
+    found = [
+        e for e in run.events.events if e["kind"] == "baseline" and e.get("what") == what and e.get("rank", 0) == 0
+    ]
+    return found[-1] if found else None
+
+
+def _switched_off(run: Any) -> dict[str, Any] | None:
+    """The fault of a part without which there is no baseline."""
+    parts = ("baseline", "boundary", "records")
+    return next((e for e in run.events.events if e["kind"] == "fault" and e.get("part") in parts), None)
+
+
+def _check_early_end(run: Any, status: int) -> None:
+    """The training ended by itself: with an error there is nothing to go on with. Raises CommandFailed."""
+    if status != 0:
+        for line in run.output.lines(TAIL):
+            print(f"  | {line}", file=sys.stderr)
+        last = next((e for e in reversed(run.events.events) if e["kind"] == "ended"), None)
+        text = (
+            str(last["text"]) + (f": {last['error']}" if last.get("error") else "") if last else "the training failed"
+        )
+        raise CommandFailed(f"tune: {text}; its last output is above")
+    if _baseline(run, "begun") is None:
+        notice = next((e["text"] for e in run.events.events if e["kind"] == "notice"), None)
+        why = f": {notice}" if notice else ": no training step was seen"
+        raise CommandFailed(f"tune: the training ended without a baseline{why}")
+
+
+def _end(run: Any, number: int = signal.SIGTERM, seconds: float = 10.0) -> None:
+    """End the training, the hard way after some seconds; its supervisor then writes the last things."""
+    who = identity.ProcessIdentity.from_json(run.info.get("training"))
+    if who is None:
+        return
+    identity.send_signal(who, signal.Signals(number), group=True)
+    end = time.monotonic() + seconds
+    while identity.is_alive(who) and time.monotonic() < end:
+        time.sleep(POLL)
+    if identity.is_alive(who):
+        identity.send_signal(who, signal.SIGKILL, group=True)
+
+
+def _lost(run: Any) -> bool:
+    people = [identity.ProcessIdentity.from_json(run.info.get(name)) for name in ("supervisor", "training")]
+    return all(who is not None and not identity.is_alive(who) for who in people) and "exit_status" in run.info
+
+
+def _apply(run_dir: Path, made: dict[str, Any]) -> None:
+    """Give the training that goes on what was found; what it has no place for is said."""
+    from fp8console.protocol import client, commands
+    from fp8console.runs.run import Run
+
+    run = Run(run_dir)
+    run.refresh()
+    said = next((event for event in reversed(run.events.events) if event["kind"] == "scaler"), None)
+    # Only a scaler of ours has a margin.
+    left_out = ("preset",) if said is not None and "margin" in said else ("preset", "margin")
+    scaler = made["scaler"] if said is not None else {}
+    names = {"init_scale": "scale"}
+    command: dict[str, Any] = {"name": "set"}
+    command.update({names.get(name, name): value for name, value in scaler.items() if name not in left_out})
+    command.update({name: value for name, value in made.get("clipping", {}).items() if name == "clip_norm"})
+    if len(command) == 1:
+        return
+    try:
+        socket = run.info.get("socket") or paths.socket_path(run_dir)
+        answer = client.send(Path(str(socket)), commands.validate(command), 60.0)
+    except (client.ClientError, commands.CommandError) as error:
+        say(f"the settings could not be applied to the training that goes on: {error}")
+        return
+    if answer["state"] == "refused":
+        say(f"the training that goes on refused the settings: {answer.get('reason')}")
+    else:
+        say(f"applied at step {answer.get('step')}: {commands.describe(command)}")
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere a line now and then. On stderr: stdout is for the result."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._bar = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        self._next = 0.0
+        self._last = -1
+
+    def show(self, run: Any, done: int) -> None:
+        now = time.monotonic()
+        if done == self._last or (now < self._next and done < self.steps):
+            return
+        self._next, self._last = now + (POLL if self._bar else PLAIN_LINES), done
+        self._write(run, done)
+
+    def end(self, run: Any) -> None:
+        """The last state, and the line's end."""
+        done = min(len(run.rank(0)), self.steps)
+        if self._bar:
+            self._write(run, done)
+            print(file=sys.stderr, flush=True)
+        elif done != self._last:
+            self._write(run, done)
+
+    def _write(self, run: Any, done: int) -> None:
+        text = _progress_text(run, done, self.steps)
+        if not self._bar:
+            say(text)
+            return
+        width = 24
+        filled = round(width * done / max(1, self.steps))
+        columns = _columns(sys.stderr)
+        line = f"[{'#' * filled}{'.' * (width - filled)}] {text}"[: columns - 1]
+        print(f"\r{line:<{columns - 1}}", end="", file=sys.stderr, flush=True)
+
+
+def _columns(stream: Any) -> int:
+    try:
+        return max(20, os.get_terminal_size(stream.fileno()).columns)
+    except (OSError, ValueError):
+        return 80
+
+
+def _progress_text(run: Any, done: int, steps: int) -> str:
+    from fp8console.cli import wording
+    from fp8console.runs.status import status
+
+    if not done:
+        return "baseline: waiting for the first step"
+    now = status(run)
+    words = [f"baseline: {done}/{steps} steps", f"loss {wording.figure(now.loss)}"]
+    if now.skipped:
+        words.append(f"{now.skipped} skipped")
+    if now.steps_per_second and done < steps:
+        words.append(f"{wording.duration((steps - done) / now.steps_per_second)} left")
+    return ", ".join(words)
