@@ -42,18 +42,31 @@ class Modes:
 
     def __init__(self, folder: Path, step: Callable[[], None]) -> None:
         self.step = step
+        plain = {"snapshot_budget": 0.0, "layer_steps": 0}
+        every_10 = {**plain, "layer_steps": ROTATE, "layer_budget": 1.0}
         self.probes = {
-            "hooks": self._probe(folder / "hooks", Settings(snapshot_budget=0.0)),
-            "read late": self._probe(folder / "late", Settings(snapshot_budget=0.0, read_late=True)),
-            "snapshots": self._probe(folder / "snapshots", Settings(snapshot_memory_gib=4.0)),
+            "hooks": self._probe(folder / "hooks", Settings(**plain)),
+            "read late": self._probe(folder / "late", Settings(**plain, read_late=True)),
+            "snapshots": self._probe(folder / "snapshots", Settings(layer_steps=0, snapshot_memory_gib=4.0)),
+            "layers": self._probe(folder / "layers", Settings(**every_10)),
         }
         self.times: dict[str, list[float]] = {name: [] for name in ("unhooked", *self.probes)}
+        self.sampled: list[float] = []  # of "layers": the steps that were sampled
 
     def _probe(self, folder: Path, settings: Settings) -> Probe:
         folder.mkdir()
         return Probe(folder, None, settings)
 
+    def _shift(self) -> None:
+        """Put the sampled step of "layers" into the middle of its ten: what it costs the next steps counts too."""
+        patches = hooks.Patches()
+        hooks.install(self.probes["layers"].observer, patches)
+        for _ in range(ROTATE // 2):
+            self.step()
+        patches.undo()
+
     def run(self, seconds: float) -> None:
+        self._shift()
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             for name in self.times:
@@ -62,10 +75,14 @@ class Modes:
                 if probe is not None:
                     hooks.install(probe.observer, patches)
                 for index in range(ROTATE):
+                    layers = probe.layers if probe is not None else None
+                    sampled = layers is not None and layers.sampling
                     started = time.perf_counter()
                     self.step()
                     took = time.perf_counter() - started
-                    if index >= 2:  # the first after a change of mode warms caches up
+                    if sampled:
+                        self.sampled.append(took)
+                    elif index >= 2:  # the first after a change of mode warms caches up
                         self.times[name].append(took)
                 patches.undo()
                 if name == "snapshots" and probe is not None and probe.points is not None and probe.points.cost:
@@ -79,6 +96,11 @@ class Modes:
 
     def ratio(self, name: str) -> float:
         return statistics.median(self.times[name]) / statistics.median(self.times["unhooked"])
+
+    def layers_ratio(self) -> float:
+        """With one step in ten sampled, of means as below; against the step without the probe."""
+        mean = (_trimmed(self.sampled) + (ROTATE - 1) * _trimmed(self.times["layers"])) / ROTATE
+        return mean / _trimmed(self.times["unhooked"])
 
     def mean_ratio(self, name: str) -> float:
         """Of means without the slowest 2% on either side of each: for a cost that falls on few steps."""
@@ -125,6 +147,42 @@ def trivial() -> Callable[[], None]:
         optimizer.step()
 
     return step
+
+
+def statistics_of(parameters: str, shapes: list[tuple[int, ...]], rounds: int) -> list[dict[str, Any]]:
+    """One set of tensors measured, against the cheapest way known before, in which no mean and no saturation was."""
+    from fp8console.numerics.formats import E5M2
+    from fp8console.numerics.statistics import SAMPLE, Statistics, underflow_edge
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape) * 1e-4 for shape in shapes]
+
+    def ours() -> Any:
+        made = Statistics()
+        for index, tensor in enumerate(tensors):
+            made.add(index, tensor, E5M2)
+        return made.pack()
+
+    def before() -> Any:
+        columns = [*torch._foreach_norm(tensors)]
+        for tensor in tensors:
+            columns += torch.aminmax(tensor)
+            sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLE)].abs()
+            columns.append(((sample <= underflow_edge(E5M2)) & (sample > 0)).sum() / (sample > 0).sum())
+        return torch.stack(columns)
+
+    times: dict[Any, list[float]] = {ours: [], before: []}
+    for _ in range(rounds):
+        for function, taken in times.items():
+            started = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - started)
+    mine, theirs = (statistics.median(taken) for taken in times.values())
+    what = f"statistics of {parameters} parameters"
+    return [
+        figure(what, mine * 1000, "ms", "", None),
+        figure(f"{what} / L2, aminmax and underflow alone", mine / theirs, "ratio", "<= 1.1", mine / theirs <= 1.1),
+    ]
 
 
 def rollback(megabytes: int) -> dict[str, Any]:
@@ -244,9 +302,17 @@ def measure(quick: bool) -> list[dict[str, Any]]:
                     budget, within = ("<= 1.01", ratio <= 1.01) if name == "hooks" else ("", None)
                     figures.append(figure(f"{kind} step, {name} / unhooked", ratio, "ratio", budget, within))
             if kind != "trivial":
+                ratio = modes.layers_ratio()
+                name = f"{kind} step, with layer statistics every 10 steps / unhooked (means)"
+                figures.append(figure(name, ratio, "ratio", "<= 1.02", ratio <= 1.02))
+                extra = (_trimmed(modes.sampled) - _trimmed(modes.times["layers"])) * 1000
+                figures.append(figure(f"{kind} step, a sample of its layers", extra, "ms more", "", None))
                 ratio = modes.mean_ratio("snapshots") - modes.mean_ratio("hooks") + 1
                 name = f"{kind} step, snapshots at the default cadence / without (means)"
                 figures.append(figure(name, ratio, "ratio", "<= 1.01", ratio <= 1.01))
+        figures += statistics_of("10M", [(512, 512)] * 38 + [(512,)] * 40, 20 if quick else 100)
+        if not quick:
+            figures += statistics_of("100M", [(2048, 2048)] * 24, 20)
         figures.append(rollback(120 if quick else 600))
         figures += supervised(5.0 if quick else 20.0, folder)
     return figures

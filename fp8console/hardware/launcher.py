@@ -1,7 +1,8 @@
 """Keeps a sampler process running, for the supervisor: standard library and asyncio only.
 
 A sampler that falls silent is killed by its handle and replaced after a pause that grows; meanwhile a sample a second
-still comes, with nothing measured and the time since each card last answered.
+still comes, with nothing measured and the time since each card last answered. It also joins the sampler's GPUs with
+the training's devices (joins.py).
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8console.hardware.joins import RankDevice, join
+
 INTERVAL = 1.0
 SILENCE = 2.0  # seconds beyond the interval that a sampler may be silent
-START_SILENCE = 10.0  # the same until its first line: Python starts slowly on a busy node
+START_SILENCE = 10.0  # the same until its first line, and while it loads a library: both are slow on a busy node
 DEATH = 2.0  # seconds that a killed process may take to go
 FIRST_BACKOFF = 1.0
 LAST_BACKOFF = 60.0
@@ -25,14 +29,15 @@ STEADY = 30.0  # seconds of samples after which a failure counts as the first on
 LINE_LIMIT = 1 << 20
 
 #: Keys of a GPU's sample that stay when nothing is known of it.
-IDENTITY = ("index", "name", "bdf")
+IDENTITY = ("index", "name", "arch", "bdf", "uuid", "source", "torch_index", "torch_indices", "used")
 
 
 class Sampler:
     """One sampler for one run. ``write`` gets every sample, with its "state": ok, stalled or restarting.
 
-    ``python`` is an interpreter that can import this package, ``sysfs`` a folder to read in place of /sys, ``pid`` the
-    training's process; it may be set later, as long as that is before ``run``.
+    ``python`` is an interpreter that can import this package, ``sysfs`` a folder to read in place of /sys, ``source`` a
+    source's name for GPU values from that one only, ``environment`` the training's. ``pid``, the training's process,
+    may be set later, as long as that is before ``run``; ``ranks`` may grow as they join.
     """
 
     def __init__(
@@ -43,8 +48,14 @@ class Sampler:
         sysfs: Path | None = None,
         pid: int | None = None,
         interval: float = INTERVAL,
+        source: str | None = None,
+        environment: Mapping[str, str] = os.environ,
+        ranks: Mapping[int, RankDevice] | None = None,
     ) -> None:
         self.pid = pid
+        self.ranks = ranks if ranks is not None else {}
+        self._source = source
+        self._training_environment = dict(environment)
         self._run_dir = Path(run_dir).resolve()
         self._write = write
         self._python = python
@@ -54,7 +65,8 @@ class Sampler:
         self._stopping = False
         self._stopped = asyncio.Event()
         self._last: dict[str, Any] = {}
-        self._answered: dict[str, float] = {}  # PCI address -> when it last told anything, monotonic
+        self._answered: dict[str, float] = {}  # GPU -> when its values were so, monotonic
+        self._sampled: float | None = None  # when the last whole sample came
         self._reading: str | None = None
         self._stuck: set[str] = set()
 
@@ -92,6 +104,7 @@ class Sampler:
             cwd="/",  # -m puts the working folder on the path, and the training's may hold anything
             env=_environment(),
             limit=LINE_LIMIT,
+            start_new_session=True,  # its commands end with it
         )
         assert process.stdout is not None
         patience = START_SILENCE
@@ -106,8 +119,9 @@ class Sampler:
             if not line:
                 await process.wait()
                 return f"the sampler ended with exit status {process.returncode}"
-            patience = self._interval + SILENCE
             self._take(line)
+            loading = self._reading is not None and self._reading != "host" and " " not in self._reading
+            patience = START_SILENCE if loading else self._interval + SILENCE
 
     def _command(self) -> list[str]:
         command = [self._python, "-m", "fp8console.hardware.sampler"]
@@ -116,6 +130,8 @@ class Sampler:
             command += ["--pid", str(self.pid)]
         if self._sysfs is not None:
             command += ["--sysfs", str(Path(self._sysfs).resolve())]
+        if self._source is not None:
+            command += ["--source", self._source]
         for part in sorted(self._stuck):
             command += ["--skip", part]
         return command
@@ -134,16 +150,17 @@ class Sampler:
         now = time.monotonic()
         for gpu in message.get("gpus", ()):
             if gpu.get("age") is not None:
-                self._answered[gpu["bdf"]] = now
+                self._answered[_who(gpu)] = now - gpu["age"]
             else:
-                gpu["age"] = self._age(gpu["bdf"], now)
-        self._last = message
-        self._write({**message, "state": "ok"})
+                gpu["age"] = self._age(gpu, now)
+        join(message.get("gpus", ()), [self.ranks[rank] for rank in sorted(self.ranks)], self._training_environment)
+        self._last, self._sampled, self._reading = message, now, None
+        self._write({**message, "state": "ok", "silent": 0.0})
 
     async def _end_of_silent_one(self, silence: float) -> str:
         part = self._reading
         if part is None:
-            problem = f"the sampler said nothing for {silence:g} s after its start"
+            problem = f"the sampler said nothing for {silence:g} s"
         else:
             self._stuck.add(part)
             problem = f"reading {part} has not returned for {silence:g} s"
@@ -166,20 +183,21 @@ class Sampler:
         gpus = []
         for gpu in self._last.get("gpus", ()):
             unknown = {key: gpu[key] if key in IDENTITY else None for key in gpu}
-            gpus.append({**unknown, "age": self._age(gpu["bdf"], now)})
+            gpus.append({**unknown, "age": self._age(gpu, now)})
         self._write(
             {
                 "time": time.time(),
                 "source": self._last.get("source", "none"),
                 "reason": problem,
                 "state": state,
+                "silent": None if self._sampled is None else round(now - self._sampled, 1),
                 "gpus": gpus,
                 "host": dict.fromkeys(self._last.get("host", ())),
             }
         )
 
-    def _age(self, bdf: str, now: float) -> float | None:
-        answered = self._answered.get(bdf)
+    def _age(self, gpu: dict[str, Any], now: float) -> float | None:
+        answered = self._answered.get(_who(gpu))
         return None if answered is None else round(now - answered, 1)
 
     async def _pause(self, seconds: float) -> None:
@@ -203,14 +221,18 @@ class Sampler:
             return True
         if process.returncode is None:
             try:
-                process.kill()
-            except ProcessLookupError:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
                 pass
             try:
                 await asyncio.wait_for(process.wait(), DEATH)
             except asyncio.TimeoutError:
                 return False
         return True
+
+
+def _who(gpu: Mapping[str, Any]) -> str:
+    return str(gpu.get("bdf") or gpu.get("uuid") or gpu.get("index"))
 
 
 def _environment() -> dict[str, str]:

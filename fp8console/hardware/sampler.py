@@ -1,8 +1,9 @@
 """The process that reads GPUs and the host, once a second, and prints one JSON line a sample on its stdout.
 
-It is a process of its own because drivers and libraries print, hang and crash. Its supervisor kills it when it falls
-silent (launcher.py). Before each part (a card's PCI address, or "host") it prints ``{"reading": part}``, so that the
-one that hung is known and can be left out of the next try. It ends when its stdin closes.
+It is a process of its own because drivers and libraries print, hang and crash; it alone loads them. Its supervisor
+kills it when it falls silent (launcher.py). Before each part (a source while it is looked for, a source's GPU, or
+"host") it prints ``{"reading": part}``, so that the one that hung is known and can be left out of the next try. It ends
+when its stdin closes, and takes its own children along.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fp8console.hardware.sources import sysfs
+from fp8console.hardware import detect
+from fp8console.hardware.chain import SOURCES, Chain
 from fp8console.hardware.sources.host import Host
 
 #: Seconds until a part that made an earlier sampler hang is tried again.
@@ -32,6 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pid", type=int, help="the training's process")
     parser.add_argument("--sysfs", type=Path, help="read this folder in place of /sys")
     parser.add_argument("--skip", action="append", default=[], metavar="PART", help="a part that hung before")
+    parser.add_argument("--source", choices=SOURCES, help="only this source of GPU values")
     options = parser.parse_args(arguments)
 
     pipe = _own_stdout()
@@ -46,17 +50,25 @@ def main(arguments: list[str] | None = None) -> None:
 def _sample_for_ever(pipe: int, options: argparse.Namespace, root: Path) -> None:
     skipped_until = time.monotonic() + RETRY_SECONDS
     skipped = set(options.skip)
-    cards: list[sysfs.Card] = []
-    if "cards" not in skipped:
-        _print(pipe, {"reading": "cards"})
-        cards = sysfs.find_cards(root)
+
+    def reading(part: str) -> None:
+        _print(pipe, {"reading": part})
+
+    def look() -> Chain:
+        openers = detect.openers(root, options.source)
+        return Chain(openers, reading, skipped, options.source, detect.nothing(root))
+
+    chain = look()
     host = Host(options.run_dir, options.pid)
     due = time.monotonic()
     while True:
-        if time.monotonic() >= skipped_until:
-            skipped = set()
-        sample = sweep(cards, host, skipped, root, lambda part: _print(pipe, {"reading": part}))
-        _print(pipe, sample)
+        if skipped and time.monotonic() >= skipped_until:
+            again = bool(skipped & set(SOURCES))
+            skipped.clear()
+            if again:
+                chain.close()
+                chain = look()
+        _print(pipe, sweep(chain, host, skipped, reading))
         due += options.interval
         pause = due - time.monotonic()
         if pause > 0:
@@ -65,35 +77,27 @@ def _sample_for_ever(pipe: int, options: argparse.Namespace, root: Path) -> None
             due = time.monotonic()  # late: the missed samples are not made up for
 
 
-def sweep(
-    cards: list[sysfs.Card], host: Host, skipped: set[str], root: Path, reading: Callable[[str], None]
-) -> dict[str, Any]:
+def sweep(chain: Chain, host: Host, skipped: set[str], reading: Callable[[str], None]) -> dict[str, Any]:
     """One sample of everything; ``reading`` is called with each part's name before it is touched."""
-    gpus = []
-    for card in cards:
-        if card.bdf in skipped:
-            gpus.append(sysfs.unknown_card(card))
-            continue
-        reading(card.bdf)
-        gpus.append(sysfs.read_card(card))
-    reasons = []
-    if "cards" in skipped:
-        reasons.append(f"no GPU telemetry: looking for cards in {root} did not end")
-    elif not cards:
-        reasons.append(f"no GPU telemetry: no AMD GPU in {root / 'class' / 'drm'}")
-    reasons += [
-        f"{card.name} at {card.bdf} did not answer and is left out for now" for card in cards if card.bdf in skipped
-    ]
-    if "host" in skipped:
-        host_sample = {}
-        reasons.append("the host's figures did not come and are left out for now")
-    else:
+    host_sample: dict[str, Any] = {}
+    if "host" not in skipped:
         reading("host")
         host_sample = host.read()
+    began = time.monotonic()
+    gpus = chain.sweep(host.pids)
+    took = time.monotonic() - began
+    reason = chain.reason(gpus)
+    if "host" in skipped:
+        host_reason = "the host's figures did not come and are left out for now"
+        reason = f"{reason}; {host_reason}" if reason else host_reason
+    for gpu in gpus:
+        if gpu["age"] is not None and took > 0.1:  # a slow sweep: the first card's values are that old
+            gpu["age"] = round(gpu["age"] + took, 1)
+    used = {gpu["source"] for gpu in gpus}
     return {
         "time": time.time(),
-        "source": "sysfs" if cards else "none",
-        "reason": "; ".join(reasons) or None,
+        "source": next((name for name in SOURCES if name in used), "none"),
+        "reason": reason,
         "gpus": gpus,
         "host": host_sample,
     }
@@ -113,6 +117,8 @@ def _exit_with_stdin() -> None:
     # A thread, for the main one may be stuck in a read that never returns.
     while os.read(0, 4096):
         pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 

@@ -13,10 +13,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from fp8console.hardware import joins
 from fp8console.protocol import commands, events, identity, paths
 from fp8console.protocol.settings import Settings, from_json
 from fp8console.supervisor import policy, recovery, run_file, training
 from fp8console.supervisor.coordinator import Coordinator, RankPeer, Request
+from fp8console.supervisor.hardware import HardwareWatch
 from fp8console.supervisor.server import Server
 
 #: Seconds between two looks at cadence, checkpoints and the processes' early events.
@@ -38,6 +40,7 @@ class Supervisor:
         self.coordinator = Coordinator(self._resolve)
         self.server = Server(self._rank_joined, self._rank_said, self._rank_left, self._asked)
         self.training: training.Training | None = None
+        self._rank_devices: dict[int, joins.RankDevice] = {}  # for the sampler's samples
         self._points: dict[int, dict[tuple[int, str], dict[str, Any]]] = {}  # by rank: (step, kind) -> point
         self._early_offset = 0
         self._started = time.monotonic()
@@ -152,7 +155,10 @@ class Supervisor:
         self.info["world_size"] = max(self.info["world_size"] or 1, int(hello.get("world_size") or 1), peer.rank + 1)
         self.info["versions"]["torch"] = hello.get("torch")
         self.save()
-        about = {key: hello.get(key) for key in ("rank", "world_size", "pid", "torch", "device")}
+        about = {key: hello.get(key) for key in ("rank", "world_size", "pid", "torch", "device", "gpu")}
+        device = joins.rank_device(hello)
+        if device is not None:
+            self._rank_devices[peer.rank] = device
         self.event(
             "rank_joined", f"rank {peer.rank} joined: torch {hello.get('torch')} on {hello.get('device')}", **about
         )
@@ -302,14 +308,22 @@ class Supervisor:
         except OSError:
             return
 
+        watch = HardwareWatch(self.event)
+
         def write(sample: dict[str, Any]) -> None:
+            watch.take(sample, self._newest_step())
             try:
                 os.write(fd, json.dumps(sample, separators=(",", ":")).encode() + b"\n")
             except OSError:
                 pass  # a full disk loses telemetry, not the training
 
         pid = self.training.who.pid if self.training is not None else None
-        await Sampler(self.run_dir, write, pid=pid).run()
+        source = self.settings.gpu_source
+        await Sampler(self.run_dir, write, pid=pid, source=source, ranks=self._rank_devices).run()
+
+    def _newest_step(self) -> int | None:
+        steps = [peer.progress.get("progress") for peer in self.coordinator.ranks.values()]
+        return max((step for step in steps if isinstance(step, int)), default=None)
 
 
 def main() -> None:

@@ -14,17 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_library import describe, mi300x
 from synthetic_sysfs import BUSY, MI300X, build, change, never_answer
 
 from fp8console.hardware import launcher
+from fp8console.hardware.joins import RankDevice
 from fp8console.hardware.launcher import Sampler
 from fp8console.protocol.identity import identify, is_alive
 
+NO_LIBRARY = "amdsmi: ROCm's library libamd_smi.so was not found"
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+def given(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
 def start_sampler(run_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    rest = os.environ.get("PYTHONPATH", "")
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{rest}".rstrip(os.pathsep)}
     command = [sys.executable, "-m", "fp8console.hardware.sampler", "--run-dir", str(run_dir), *arguments]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -63,7 +72,8 @@ def collect(
     asyncio.run(go())
 
 
-def test_prints_samples_of_cards_and_host(tmp_path: Path) -> None:
+def test_prints_samples_of_cards_and_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, describe("amdsmi", [], missing=True))
     build(tmp_path / "sys", MI300X, 8)
     process = start_sampler(tmp_path, "--sysfs", str(tmp_path / "sys"), "--interval", "0.2", "--pid", str(os.getpid()))
     try:
@@ -71,7 +81,7 @@ def test_prints_samples_of_cards_and_host(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-    assert first["source"] == "sysfs" and first["reason"] is None
+    assert first["source"] == "sysfs" and first["reason"] == NO_LIBRARY
     assert [gpu["busy"] for gpu in third["gpus"]] == [BUSY + index for index in range(8)]
     host = third["host"]
     assert 0 <= host["cpu_percent"] <= 100
@@ -91,7 +101,7 @@ def test_without_cards_says_why(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert sample["source"] == "none" and sample["gpus"] == []
-    assert sample["reason"] == f"no GPU telemetry: no AMD GPU in {tmp_path}/class/drm"
+    assert sample["reason"] == f"no GPU telemetry: no AMD or NVIDIA GPU in {tmp_path}/class/drm"
     assert sample["host"]["process_rss"] is None
 
 
@@ -100,7 +110,7 @@ def test_without_psutil_the_host_is_unknown(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setitem(sys.modules, "psutil", None)
     sample = Host(tmp_path, os.getpid()).read()
-    assert sample.pop("run_dir_free") > 0 and sample.pop("run_dir_total") > 0
+    assert sample.pop("run_dir_free") > 0 and sample.pop("run_dir_total") > 0 and sample.pop("load_1m") >= 0
     assert sample and all(value is None for value in sample.values())
 
 
@@ -176,13 +186,15 @@ def test_a_read_that_never_returns_costs_a_sampler_and_says_so(tmp_path: Path, m
     states = [sample["state"] for sample in samples]
     assert states.index("stalled") < states.index("restarting")
     stalled = samples[states.index("stalled")]
-    assert stalled["reason"] == f"reading {second.name} has not returned for 0.6 s"
-    # Nothing measured is shown of any card, and for how long.
+    assert stalled["reason"] == f"reading sysfs {second.name} has not returned for 0.6 s"
+    # Nothing measured is shown of any card, and for how long; who they are stays.
+    assert stalled["silent"] >= 0.5 and [gpu["name"] for gpu in stalled["gpus"]] == ["MI300X", "MI300X"]
     assert [gpu["busy"] for gpu in stalled["gpus"]] == [None, None]
     assert all(gpu["age"] >= 0.5 for gpu in stalled["gpus"])
     assert all(value is None for value in stalled["host"].values())
     # The first card comes back; the one that hung stays unknown, and older by the sample.
     last = samples[-1]
+    assert last["silent"] == 0.0
     assert last["gpus"][0]["busy"] == BUSY and last["gpus"][0]["age"] == 0
     assert last["gpus"][1]["busy"] is None and last["gpus"][1]["age"] > stalled["gpus"][1]["age"]
     assert "did not answer" in last["reason"]
@@ -216,6 +228,105 @@ def test_an_interpreter_that_is_none_is_told_and_nothing_is_raised(tmp_path: Pat
     collect(sampler, samples, lambda: len(samples) >= 2, 10)
     assert samples[0]["state"] == "restarting"
     assert samples[0]["reason"] == "the sampler could not be started: No such file or directory"
+    assert samples[0]["silent"] is None and samples[0]["gpus"] == []
+
+
+def test_the_real_package_in_the_samplers_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of amdsmi, whatever the library prints; HIP counts this node's cards from the other end."""
+    build(tmp_path / "sys", MI300X, 2)
+    given(monkeypatch, describe("amdsmi", [mi300x(0), mi300x(1)], prints=True))
+    samples: list[dict[str, Any]] = []
+    environment = {"ROCR_VISIBLE_DEVICES": "7,6", "HIP_VISIBLE_DEVICES": "1"}
+    ranks: dict[int, RankDevice] = {}
+    sampler = Sampler(
+        tmp_path, samples.append, sysfs=tmp_path / "sys", interval=0.05, environment=environment, ranks=ranks
+    )
+
+    def a_rank_joins() -> None:
+        if len(samples) == 2:
+            ranks[0] = RankDevice(0, "abc0000000000001")
+
+    collect(sampler, samples, lambda: len(samples) > 4, 20, a_rank_joins)
+    assert {(sample["source"], sample["reason"], sample["state"]) for sample in samples} == {("amdsmi", None, "ok")}
+    first, last = samples[0]["gpus"], samples[-1]["gpus"]
+    assert [gpu["power_w"] for gpu in first] == [612.0, 613.0]
+    # HIP's device 6 is the second card, and the only one that is not hidden.
+    assert [(gpu["torch_index"], gpu["used"]) for gpu in first] == [(None, None), (0, None)]
+    assert [(gpu["torch_index"], gpu["used"]) for gpu in last] == [(None, False), (0, True)]
+    assert all("join" not in gpu for sample in samples for gpu in sample["gpus"])
+
+
+def test_a_library_call_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler is killed; the next one reads that card from sysfs, and the other still through the library."""
+    monkeypatch.setattr(launcher, "SILENCE", 0.5)
+    monkeypatch.setattr(launcher, "FIRST_BACKOFF", 0.1)
+    build(tmp_path / "sys", MI300X, 2)
+    library = describe("amdsmi", [mi300x(0), mi300x(1)], delays={"amdsmi_get_gpu_metrics_info": {"1": 60}})
+    given(monkeypatch, library)
+    samples: list[dict[str, Any]] = []
+    sampler = Sampler(tmp_path, samples.append, sysfs=tmp_path / "sys", interval=0.1)
+    hung = "reading amdsmi 0000:23:00.0 has not returned for 0.6 s"
+
+    def recovered() -> bool:
+        return len(samples) > 2 and samples[-1]["state"] == "ok"
+
+    collect(sampler, samples, recovered, 30)
+    assert samples[0]["state"] == "stalled" and samples[0]["reason"] == hung
+    last = samples[-1]
+    assert [gpu["source"] for gpu in last["gpus"]] == ["amdsmi", "sysfs"]
+    assert last["source"] == "amdsmi"
+    assert last["reason"] == "GPU 1: amdsmi did not answer and is left out for now"
+
+
+def test_a_library_may_take_longer_to_load_than_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "SILENCE", 0.3)
+    given(monkeypatch, describe("amdsmi", [mi300x(0)], delays={"amdsmi_init": 1.0}))
+    (tmp_path / "sys" / "module" / "amdgpu").mkdir(parents=True)
+    samples: list[dict[str, Any]] = []
+    sampler = Sampler(tmp_path, samples.append, sysfs=tmp_path / "sys", interval=0.1)
+    collect(sampler, samples, lambda: len(samples) >= 2, 20)
+    assert {(sample["state"], sample["source"]) for sample in samples} == {("ok", "amdsmi")}
+
+
+def test_a_slow_library_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer in time, though all of them take longer than a sampler may be silent."""
+    monkeypatch.setattr(launcher, "SILENCE", 0.5)
+    delays = {"amdsmi_get_gpu_metrics_info": 0.3}
+    given(monkeypatch, describe("amdsmi", [mi300x(index) for index in range(4)], delays=delays))
+    (tmp_path / "sys" / "module" / "amdgpu").mkdir(parents=True)
+    samples: list[dict[str, Any]] = []
+    sampler = Sampler(tmp_path, samples.append, sysfs=tmp_path / "sys", interval=0.1)
+    collect(sampler, samples, lambda: len(samples) >= 2, 20)
+    assert {sample["state"] for sample in samples} == {"ok"}
+    # The values are as old as the sweep was long.
+    assert all(gpu["busy"] is not None and 1.0 < gpu["age"] < 5 for gpu in samples[-1]["gpus"])
+
+
+def test_a_user_forces_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, describe("nvml", [], missing=True))
+    build(tmp_path / "sys", MI300X, 1)
+    found = []
+    for source in ("sysfs", "nvml"):
+        samples: list[dict[str, Any]] = []
+        sampler = Sampler(tmp_path, samples.append, sysfs=tmp_path / "sys", interval=0.1, source=source)
+        collect(sampler, samples, lambda samples=samples: len(samples) >= 1, 20)
+        found.append((samples[0]["source"], samples[0]["reason"]))
+    assert found == [("sysfs", None), ("none", "no GPU telemetry: nvml: NVML Shared Library Not Found")]
+
+
+def test_a_commands_process_ends_with_the_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rocm-smi stuck under its mutex would hold up others for ever."""
+    (tmp_path / "rocm-smi").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    (tmp_path / "rocm-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sampler = Sampler(tmp_path, lambda sample: None, sysfs=tmp_path, interval=0.1, source="rocm-smi")
+    pid = tmp_path / "pid"
+    collect(sampler, [], lambda: pid.exists() and pid.read_text().strip() != "", 20)
+    who = int(pid.read_text())
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{who}").exists() and "State:\tZ" not in Path(f"/proc/{who}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_the_launcher_needs_only_the_standard_library() -> None:

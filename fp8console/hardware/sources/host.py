@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -29,6 +30,11 @@ class Host:
         except Exception:
             self._psutil = None
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """The training's processes as last looked for."""
+        return frozenset(self._processes) | (frozenset() if self._pid is None else {self._pid})
+
     def read(self) -> dict[str, Any]:
         """Bytes and percent; the host's CPU of all its cores, the training's of one core. None for unknown."""
         sample: dict[str, Any] = dict.fromkeys(
@@ -40,11 +46,16 @@ class Host:
                 "run_dir_total",
                 "process_cpu_percent",
                 "process_rss",
+                "load_1m",
             )
         )
         try:
             disk = shutil.disk_usage(self._run_dir)
             sample["run_dir_free"], sample["run_dir_total"] = disk.free, disk.total
+        except OSError:
+            pass
+        try:
+            sample["load_1m"] = round(os.getloadavg()[0], 2)
         except OSError:
             pass
         if self._psutil is not None:

@@ -1,0 +1,1 @@
+"""What is wrong and why, as plain functions over streams of records. Standard library and protocol alone."""

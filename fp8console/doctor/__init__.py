@@ -1,0 +1,1 @@
+"""Checks of a machine: plain functions from what is there to findings. Standard library only, never torch."""

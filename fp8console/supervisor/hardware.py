@@ -1,0 +1,35 @@
+"""Hardware samples on their way to the file: episodes of trouble become events, the sample says which are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fp8console.diagnosis.cards import WINDOW, balance, recent
+from fp8console.diagnosis.hardware import HardwareEpisodes
+
+
+class HardwareWatch:
+    """Follows one run's samples; ``event`` writes an event. What fails here is said once and costs no sample."""
+
+    def __init__(self, event: Callable[..., None]) -> None:
+        self._event = event
+        self._episodes = HardwareEpisodes()
+        self._recent: list[dict[str, Any]] = []
+        self._failed = False
+
+    def take(self, sample: dict[str, Any], step: int | None) -> None:
+        """Adds ``balance`` and ``episodes`` to the sample and writes the events of what began or ended with it."""
+        if self._failed:
+            return
+        try:
+            found = self._episodes.take(sample)
+            self._recent = recent([*self._recent, sample], WINDOW)
+            sample["balance"], sample["episodes"] = balance(self._recent), self._episodes.open
+        except Exception as error:  # a record of a form that nobody thought of
+            self._failed = True
+            reason = f"hardware alerts are off: {type(error).__name__}: {error}"
+            self._event("fault", reason, part="hardware alerts", reason=reason)
+            return
+        for fields in found:
+            self._event(fields.pop("kind"), fields.pop("text"), step, **fields)
