@@ -11,7 +11,7 @@ from typing import Any
 from fp8console.cli import wording
 from fp8console.cli.arguments import Parser, UsageError, seconds
 from fp8console.protocol import client, commands, paths
-from fp8console.protocol.numbers import dumps
+from fp8console.protocol.numbers import dumps, number
 
 HELP = """\
 commands:
@@ -22,8 +22,9 @@ commands:
   rollback STEP|best|last-good [--lr-scale X] [--scale S] [--clip-norm N]
                               put the state of a restore point back
   set NAME=VALUE...           scale (also x2 and /2), growth_factor, backoff_factor, growth_interval,
-                              hysteresis, floor, cap, lr_scale, clip_norm; floor, cap and clip_norm
-                              take "off"
+                              hysteresis, floor, cap, lr_scale, clip_norm, clip_z; floor, cap and
+                              clip_norm take "off"; clip_norm=auto follows the norms and clips what is
+                              more than clip_z deviations above them
   stop                        end the training after a checkpoint
   kill                        end it now
 
@@ -137,6 +138,8 @@ def describe_applied(command: dict[str, Any], answer: dict[str, Any]) -> list[st
 def _setting(name: str, value: Any) -> str:
     if value is None:
         return "off"
+    if isinstance(value, str) and number(value) is None:
+        return wording.printable(value)
     return wording.loss_scale(value) if name in ("scale", "floor", "cap") else wording.figure(value, 6)
 
 

@@ -13,8 +13,9 @@ SETTING_FLAGS = {
     "--snapshot-budget": ("snapshot_budget", "SHARE", "share of step time that snapshots may cost (default 0.01)"),
     "--snapshot-memory": ("snapshot_memory_gib", "GIB", "host memory for snapshots, a rank"),
     "--checkpoint-minutes": ("checkpoint_minutes", "MIN", "between unasked checkpoints, 0 for none (default 10)"),
+    "--gpu-source": ("gpu_source", "NAME", "GPU values from amdsmi, sysfs, amd-smi, rocm-smi or nvml alone"),
 }
-_WITH_VALUE = ("--python", "--run-dir", "--name", "--set", *SETTING_FLAGS)
+_WITH_VALUE = ("--python", "--run-dir", "--name", "--profile", "--set", *SETTING_FLAGS)
 _WITHOUT_VALUE = ("--detach", "--headless")
 
 
@@ -27,6 +28,7 @@ def launch_parser() -> Parser:
     group.add_argument("--headless", action="store_true", help="plain progress lines also on a terminal")
     group.add_argument("--run-dir", metavar="DIR", help="this run's directory, new or empty")
     group.add_argument("--name", help="name of the run (default: the script's)")
+    group.add_argument("--profile", metavar="FILE", help="scaler and clip settings that tune has found (or a NAME)")
     for flag, (_, metavar, meaning) in SETTING_FLAGS.items():
         group.add_argument(flag, metavar=metavar, help=meaning)
     group.add_argument(

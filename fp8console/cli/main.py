@@ -19,6 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plot": ("[RUN] [METRIC...]", "charts of a run, printed"),
     "ctl": ("RUN COMMAND", "steer a run: pause, roll back, retune, stop"),
     "export": ("[RUN]", "step records as CSV or JSON lines"),
+    "check": ("[TRAINING]", "the device's FP8 math, or a training in FP8 against itself without"),
+    "tune": ("TRAINING", "find its scaler and clip settings, and the layers to keep in BF16"),
+    "profiles": ("[ACTION]", "what tune found, kept: list, show NAME, compare A B"),
+    "doctor": ("[TRAINING]", "is this machine, and a script, fit for FP8: what is wrong and what mends it"),
     "demo": ("[ARGS]", "a small GPT in FP8 under the console"),
     "run": ("TRAINING", "launch, whatever the training's name"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fp8console.cli.arguments import UsageError
@@ -46,8 +46,22 @@ def parse_options(words: Sequence[str], kind: str) -> LaunchOptions:
         headless=given.headless,
         run_dir=_new_folder(given.run_dir),
         name=given.name,
-        settings=gather(flags),
+        settings=_with_profile(gather(flags), given.profile),
     )
+
+
+def _with_profile(settings: Settings, name: str | None) -> Settings:
+    """The settings with a profile's, from its file or the user's folder. Raises UsageError, with file and line."""
+    if name is None:
+        return settings
+    from fp8console.protocol.profile import ProfileError, as_setting
+    from fp8console.runs import profiles
+
+    try:
+        path = profiles.find(name, profiles.profiles_root())
+        return replace(settings, profile=as_setting(profiles.load(path), path.name))
+    except ProfileError as error:
+        raise UsageError(f"--profile: {error}") from None
 
 
 def _new_folder(text: str | None) -> Path | None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from fp8console.cli import wording
 from fp8console.cli.arguments import Parser, add_run
-from fp8console.protocol.numbers import dumps
+from fp8console.protocol.numbers import dumps, number
 
 if TYPE_CHECKING:
+    from fp8console.runs.stability import StabilityFigures
     from fp8console.runs.status import RunStatus
 
 JSON_HELP = """\
@@ -57,6 +58,12 @@ def describe(result: RunStatus, now: float) -> list[str]:
         lines.append(f"  scaler         {_scaler(result)}")
         lines.append(f"  speed          {_speed(result)}")
         lines.append(f"  health         {_health(result)}")
+        between, figures = _stability(result.stability)
+        if result.clip_norm is not None:
+            limit = f"auto, z {wording.figure(result.clip_z)}" if result.clip_norm == "auto" else result.clip_norm
+            figures += f"; operator's clip_norm {limit if isinstance(limit, str) else wording.figure(limit)}"
+        lines += [f"  stability      {between}", f"                 {figures}"]
+    lines += _hardware(result, now)
     for note in result.notes:
         lines.append(f"  note           {wording.printable(note)}")
     if result.asked is not None:
@@ -109,6 +116,8 @@ def _scaler(result: RunStatus) -> str:
         return result.scaler_note or "no loss scale known"
     text = f"loss scale {wording.loss_scale(result.scale)}"
     about: dict[str, Any] = result.scaler or {}
+    text += f", preset {wording.printable(about['preset'])}" if about.get("preset") else ""
+    text += f", margin {wording.figure(number(about['margin']), 3)} bits" if about.get("margin") is not None else ""
     text += "".join(
         f", {name} {wording.figure(about[name], 6)}"
         for name in ("growth_factor", "backoff_factor", "growth_interval", "hysteresis")
@@ -138,6 +147,59 @@ def _health(result: RunStatus) -> str:
     if result.clipped_share is not None:
         text += f", clipped {wording.share(result.clipped_share)} of the last steps"
     return text + (f"; last: {wording.printable(result.last_incident)}" if result.last_incident else "")
+
+
+def _stability(figures: StabilityFigures) -> tuple[str, str]:
+    """The stability figures in two lines of words; runs/stability.py says how each is defined."""
+    unknown = wording.UNKNOWN
+    if figures.failures is None:
+        between = f"steps between failures {unknown}"
+    elif figures.mean_steps_between_failures is None:
+        between = f"no failure in {wording.plural(figures.mean_steps_at_least or 0, 'step')}"
+    else:
+        steps = figures.mean_steps_between_failures
+        mean = f"{steps:,.0f}" if steps >= 100 else wording.figure(steps, 3)
+        between = f"{wording.plural(figures.failures, 'failure')}, {mean} steps between them"
+    if figures.judged:
+        between += f", recovered from {figures.recovered:,} of {figures.judged:,}"
+    elif figures.failures:
+        between += f", recovery {unknown}"
+    between += f", longest stable stretch {wording.count(figures.longest_stable_stretch)}"
+    clipped, lately = figures.clip_frequency, figures.clip_frequency_recent
+    each = f"skips per 1,000 steps {wording.figure(figures.skips_per_1000_steps, 3)}"
+    each += f", loss jitter {wording.share(figures.loss_jitter)}, clipped {wording.share(clipped)} of all steps"
+    return between, each + ("" if lately is None else f" and {wording.share(lately)} of the last 100")
+
+
+def _hardware(result: RunStatus, now: float) -> list[str]:
+    """Cards, host, what bounds the step, and troubles that are not over."""
+    sample = result.hardware
+    if sample is None:
+        return []
+    gpus = [gpu for gpu in sample.get("gpus") or () if isinstance(gpu, dict)]
+    known = [gpu["busy"] for gpu in gpus if gpu.get("busy") is not None]
+    if gpus:
+        busy = f"busy {min(known):.0f} to {max(known):.0f}%" if known else f"busy {wording.UNKNOWN}"
+        silent = len(gpus) - len(known)
+        busy += f" ({silent} {wording.UNKNOWN})" if known and silent else ""
+        even = "" if result.balance is None else f", balance {result.balance:.2f}"
+        cards = f"{wording.plural(len(gpus), 'GPU')} by {wording.printable(sample.get('source'))}, {busy}{even}"
+        taken = number(sample.get("time"))
+        if taken is not None and result.ended is None:
+            cards += f", {wording.duration(max(0.0, now - taken))} ago"
+    else:
+        cards = f"none seen: {wording.printable(sample.get('reason') or 'no reason given')}"
+    host = sample.get("host") if isinstance(sample.get("host"), dict) else {}
+    assert host is not None
+    cpu = host.get("cpu_percent")
+    figures = f"cpu {wording.UNKNOWN if cpu is None else f'{cpu:.0f}%'}"
+    figures += f", memory {wording.size(host.get('memory_used'))} of {wording.size(host.get('memory_total'))}"
+    figures += f", {wording.size(host.get('run_dir_free'))} free for the run directory"
+    lines = [f"  GPUs           {cards}", f"  host           {figures}"]
+    if gpus or result.bounds:
+        found = "; ".join(wording.printable(bound["text"]) for bound in result.bounds or ())
+        lines.append(f"  step bound by  {found or 'not known'}")
+    return lines + [f"  alert          {wording.printable(alert['text'])}" for alert in result.hardware_alerts]
 
 
 def _also(point: dict[str, Any]) -> str:

@@ -117,6 +117,12 @@ class ConsoleApp(App[str]):
             self._reader.output_lines = output_lines
         self._reader.request()
 
+    def want_utilisation(self, wanted: tuple[float | None, int] | None) -> None:
+        """From now on have the cards' utilisation in the snapshots: seconds a column (None: all the run), columns."""
+        if wanted != self._reader.utilisation:
+            self._reader.utilisation = wanted
+            self._reader.request()
+
     def _deliver(self, answer: Snapshot | Exception) -> None:
         self.post_message(SnapshotReady(answer))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Glyphs:
-    """One set of characters; every field is one cell wide."""
+    """One set of characters; every character is one cell wide."""
 
     braille: bool = True
     horizontal: str = "─"
@@ -41,6 +41,7 @@ class Glyphs:
     point: str = "·"
     blocks: str = "▏▎▍▌▋▊▉█"
     bar_rest: str = "░"
+    heat: str = "▁▂▃▄▅▆▇█"
     ellipsis: str = "…"
     arrows: str = "←→"
     times: str = "×"
@@ -81,6 +82,7 @@ ASCII = Glyphs(
     point="-",
     blocks="#",
     bar_rest=".",
+    heat=".:-=+*#%@",
     ellipsis="~",
     arrows="<>",
     times="x",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fp8console.runs.reader import StepRecords
     from fp8console.runs.run import Run
     from fp8console.runs.status import RunStatus
+    from fp8console.runs.utilisation import History, Utilisation
 
 #: Kinds that are the bookkeeping of others and only fill a list.
 HIDDEN = ("asked", "settings", "scaler")
@@ -45,6 +46,7 @@ class Snapshot:
     output_limit: int = OUTPUT_LINES
     socket: str | None = None
     torch_imported: bool = False
+    utilisation: Utilisation | None = None
 
     @property
     def ended(self) -> bool:
@@ -66,9 +68,10 @@ def is_shown(event: dict[str, Any]) -> bool:
 
 
 def is_alert(event: dict[str, Any]) -> bool:
-    """Whether an event calls for a look: something not finite, something broken, a restore point that is not whole."""
+    """Whether an event calls for a look: not finite, clipped too often, hardware in trouble, ours broken,
+    a restore point that is not whole."""
     kind = event["kind"]
-    if kind in ("nonfinite", "fault"):
+    if kind in ("nonfinite", "fault", "clipping", "hardware"):
         return True
     if kind == "verified":
         return event.get("ok") is False
@@ -95,6 +98,10 @@ class Reader(threading.Thread):
         self._wanted = threading.Event()
         #: Lines of output to put into the next snapshots.
         self.output_lines = OUTPUT_LINES
+        #: Seconds a column (None: the whole run) and columns of the utilisation wanted in the next snapshots.
+        self.utilisation: tuple[float | None, int] | None = None
+        self._history: tuple[tuple[float | None, int], History] | None = None
+        self._samples_seen = 0
         self._stopped = False
         self._generation = -1
         self._seen = 0
@@ -150,7 +157,27 @@ class Reader(threading.Thread):
             output_limit=limit,
             torch_imported=(self._run_dir / TORCH_MARK).exists() or now.torch is not None or bool(len(steps)),
             socket=str(run.info["socket"]) if run.info.get("socket") else None,
+            utilisation=self._utilisation(run),
         )
+
+    def _utilisation(self, run: Run) -> Utilisation | None:
+        """The map of utilisation while a screen asks for it; read anew where it asks for another."""
+        wanted, log = self.utilisation, run.hardware
+        if wanted is None:
+            self._history = None
+            return None
+        fresh = log.taken - self._samples_seen
+        self._samples_seen = log.taken
+        kept = self._history is not None and self._history[0] == wanted and fresh <= len(log.history)
+        if kept and self._history is not None and not (wanted[0] is None and self._history[1].is_full):
+            for sample in list(log.history)[len(log.history) - fresh :]:
+                self._history[1].add(sample)
+        else:
+            from fp8console.runs.utilisation import History, whole_width
+
+            width, columns = wanted
+            self._history = wanted, History(log.path, width or whole_width(log.path, columns), columns)
+        return self._history[1].look()
 
     def _take_events(self, run: Run) -> None:
         """Take in the events that arrived since the last look; only rank 0's copy of what every rank writes."""

@@ -46,6 +46,11 @@ DEFAULTS: dict[str, tuple[str, str]] = {
     "mark-point": ("success", ""),
     "bar": ("primary", ""),
     "bar-rest": ("foreground", " 20%"),
+    "heat-0": ("foreground", " 30%"),
+    "heat-1": ("secondary", ""),
+    "heat-2": ("primary", ""),
+    "heat-3": ("success", ""),
+    "heat-4": ("warning", ""),
 }
 
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fp8console.diagnosis.hardware import HardwareEpisodes
 from fp8console.protocol import events, identity, numbers, paths, records
 
 STEP_SECONDS = 0.041
@@ -24,14 +25,21 @@ class SyntheticRun:
     """Writes a run directory as a probe and a supervisor would, step by step, with a clock of its own."""
 
     def __init__(
-        self, run_dir: Path, scaler: bool = True, gpus: int = 0, start: float | None = None, seed: int = 7
+        self,
+        run_dir: Path,
+        scaler: bool = True,
+        gpus: int = 0,
+        start: float | None = None,
+        seed: int = 7,
+        machine: str | None = None,
     ) -> None:
-        self.run_dir, self.scaler, self.gpus = run_dir, scaler, gpus
+        self.run_dir, self.scaler, self.gpus, self.machine = run_dir, scaler, gpus, machine
         self.random = random.Random(seed)
         self.step = 0
         self.clock = time.time() if start is None else start
         self.scale = 2.0**15
         self.trajectory = 0  # steps that still count
+        self.restored = False
         run_dir.mkdir(parents=True, exist_ok=True)
         me = identity.identify(os.getpid()).to_json()
         self.info: dict[str, Any] = {
@@ -101,13 +109,16 @@ class SyntheticRun:
         flags = records.FLAGS["skipped"] * skipped
         flags |= records.FLAGS["loss_nonfinite"] * (not math.isfinite(loss))
         flags |= records.FLAGS["grad_nonfinite"] * (not math.isfinite(norm))
+        flags |= records.FLAGS["clipped"] * (math.isfinite(norm) and norm > 1)
+        flags |= records.FLAGS["restored"] * self.restored
+        self.restored = False
         values: dict[str, float | int | None] = {
             "step": self.step,
             "time": self.clock,
             "duration": duration,
             "loss": loss,
             "grad_norm": norm,
-            "clip_coef": min(1.0, 1.0 / norm) if norm else 1.0,
+            "clip_coef": min(1.0, 1.0 / norm) if norm and math.isfinite(norm) else None,
             "lr": 3e-4,
             "scale": self.scale if self.scaler else None,
             "growth_tracker": self.step % 2000 if self.scaler else None,
@@ -143,6 +154,7 @@ class SyntheticRun:
         before = {"step": self.step, "loss": 9.81, "scale": self.scale, "lr": 3e-4}
         self.scale /= 2
         self.trajectory = to
+        self.restored = True
         self.event(
             "rolled_back",
             f"rolled back to {to:,} at step {self.step:,}: loss 9.81 -> 2.04",
@@ -159,6 +171,9 @@ class SyntheticRun:
         self.output.write(line.encode() + b"\n")
 
     def sample(self) -> None:
+        if self.machine is not None:
+            self.hardware.write(json.dumps(MACHINES[self.machine](self.clock, self.random)).encode() + b"\n")
+            return
         gpus = [
             {
                 "index": index,
@@ -194,6 +209,21 @@ class SyntheticRun:
         }
         self.hardware.write(json.dumps(sample).encode() + b"\n")
 
+    def sample_back(self, seconds: int) -> None:
+        """A sample a second up to now, for all that looks back."""
+        now = self.clock
+        for second in range(seconds, -1, -1):
+            self.clock = now - second
+            self.sample()
+        self.clock = now
+
+    def alerts(self) -> None:
+        """The events that the supervisor makes of all samples so far."""
+        watch = HardwareEpisodes()
+        for line in (self.run_dir / paths.HARDWARE).read_text().splitlines():
+            for found in watch.take(json.loads(line)):
+                self.event(found.pop("kind"), found.pop("text"), supervisor=True, step=self.step, **found)
+
     def end(self, exit_status: int = 0, error: str | None = None, signal: str | None = None) -> None:
         self.info.update(exit_status=exit_status, error=error, signal=signal, ended=self.clock)
         self.write_info()
@@ -203,6 +233,66 @@ class SyntheticRun:
     def close(self) -> None:
         for file in (self.steps, self.probe_events, self.supervisor_events, self.output, self.hardware):
             file.close()
+
+
+def hardware_sample(time: float, source: str, gpus: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    """A line of hardware.jsonl as the supervisor writes it."""
+    host = {"cpu_percent": 21.0, "memory_used": 61e9, "memory_total": 1.024e12, "load_1m": 14.2}
+    host |= {"run_dir_free": 2.1e12, "run_dir_total": 8e12, "process_cpu_percent": 820.0, "process_rss": 19e9}
+    about = {"time": time, "source": source, "reason": None, "state": "ok", "silent": 0.4}
+    return {**about, **fields, "gpus": gpus, "host": fields.get("host", host)}
+
+
+def mi300x(time: float, rng: random.Random, cards: int = 8) -> dict[str, Any]:
+    """MI300X cards with eight XCDs each: 2 is held back by heat and behind, 5 has not answered for 14 s."""
+    gpus = []
+    for index in range(cards):
+        hot, dead = index == 2, index == 5
+        busy = min(100.0, max(0.0, rng.gauss(44 if hot else 88, 3)))
+        wave = 6 * math.sin(time / 7 + index)
+        xcds = [min(100.0, max(0.0, busy + wave * (x - 3.5) / 3.5 + rng.gauss(0, 2))) for x in range(8)]
+        thermal = min(1.0, max(0.0, rng.gauss(0.34, 0.05))) if hot else 0.0
+        values: dict[str, Any] = {
+            "busy": round(busy), "memory_busy": 40, "xcd_busy": [round(x) for x in xcds],
+            "vram_used": 112e9, "vram_total": 192e9,
+            "power_w": 391 if hot else 612 + index, "power_cap_w": 750,
+            "temperature_c": 98 if hot else 61, "memory_temperature_c": 71 if hot else 55,
+            "clock_mhz": 1410 if hot else 1980, "memory_clock_mhz": 1300,
+            "throttle": {"power": 0.08, "thermal": thermal, "hbm": 0.0},
+            "pcie_bytes_s": 2.1e9, "xgmi_read_bytes_s": 41e9, "xgmi_write_bytes_s": 38e9,
+            "pcie_width": 16, "pcie_speed_gts": 32, "pcie_width_max": 16, "pcie_speed_max_gts": 32,
+            "ecc_correctable": 1 if index == 7 else 0, "ecc_uncorrectable": 0,
+            "partition": {"compute": "SPX", "memory": "NPS1"}, "processes": [{"pid": 4000 + index, "vram": 112e9}],
+        }  # fmt: skip
+        about = {"index": index, "name": "MI300X", "arch": "gfx942", "bdf": f"0000:{5 + index * 32:02x}:00.0"}
+        about |= {"uuid": None, "source": "amdsmi", "reason": None, "torch_index": index, "used": True}
+        gpus.append({**about, **(dict.fromkeys(values) if dead else values), "age": 14.0 if dead else 0.1})
+    return hardware_sample(time, "amdsmi", gpus)
+
+
+def h100(time: float, rng: random.Random) -> dict[str, Any]:
+    """Two NVIDIA cards by NVML, which tells neither XCDs nor XGMI."""
+    gpus = [
+        {
+            "index": index, "name": "NVIDIA H100 80GB HBM3", "arch": None, "bdf": f"0000:{0x18 + index:02x}:00.0",
+            "uuid": f"GPU-{index}", "source": "nvml", "reason": None, "torch_index": index, "used": True,
+            "busy": min(100, round(rng.gauss(93, 2))), "memory_busy": 62, "xcd_busy": None, "partition": None,
+            "vram_used": 71e9, "vram_total": 85e9, "power_w": 640, "power_cap_w": 700, "temperature_c": 66,
+            "memory_temperature_c": None, "clock_mhz": 1755, "throttle": None, "ecc_correctable": 0,
+            "ecc_uncorrectable": 0, "pcie_width": 8, "pcie_speed_gts": 32, "pcie_width_max": 16,
+            "pcie_speed_max_gts": 32, "age": 0.0,
+        }
+        for index in range(2)
+    ]  # fmt: skip
+    return hardware_sample(time, "nvml", gpus)
+
+
+def no_gpus(time: float, rng: random.Random) -> dict[str, Any]:
+    """A machine without a card."""
+    return hardware_sample(time, "none", [], reason="no GPU telemetry: no AMD GPU in /sys/class/drm")
+
+
+MACHINES = {"mi300x": mi300x, "h100": h100, "none": no_gpus}
 
 
 def eventful(run: SyntheticRun, steps: int) -> None:
@@ -239,10 +329,17 @@ def main() -> None:
     parser.add_argument("--state", default="running")
     parser.add_argument("--no-scaler", action="store_true")
     parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--machine", choices=sorted(MACHINES))
     options = parser.parse_args()
     start = time.time() - options.steps * STEP_SECONDS
     run = SyntheticRun(options.run_dir, scaler=not options.no_scaler, gpus=options.gpus, start=start)
+    run.machine = options.machine
     eventful(run, options.steps)
+    if run.machine is not None:
+        run.hardware.truncate(0)
+        run.clock = time.time()
+        run.sample_back(600)
+        run.alerts()
     if options.state == "paused":
         run.event("paused", f"paused at step {run.step:,}", step=run.step)
     if options.state == "failed":
@@ -258,6 +355,7 @@ def main() -> None:
         run.take()
         if run.step % 25 == 0:
             run.say(f"iter {run.step}: loss {run.typical_loss():.4f}, time 40.8ms")
+        if run.step % max(1, round(options.live)) == 0:
             run.sample()
         if run.step % 200 == 0:
             run.point()

@@ -1,4 +1,4 @@
-"""Pictures of the main screen, compared with those kept beside this file (pytest --snapshot-update makes them anew)."""
+"""Pictures of screens, compared with those kept beside this file (pytest --snapshot-update makes them anew)."""
 
 from __future__ import annotations
 
@@ -25,5 +25,27 @@ def test_main_screen(make_run: Make, snap_compare: Any, size: tuple[int, int], t
                 break
             await pilot.pause(0.02)
         await pilot.pause(0.1)
+
+    assert snap_compare(app, terminal_size=size, run_before=ready)
+
+
+@pytest.mark.parametrize(("size", "theme"), [((160, 45), "okabe-ito"), ((80, 24), "okabe-ito-light")])
+def test_gpu_screen(make_run: Make, snap_compare: Any, size: tuple[int, int], theme: str) -> None:
+    run = make_run(200, machine="mi300x")
+    run.sample_back(180)
+    run.alerts()
+    app = ConsoleApp(run.run_dir, theme=theme, clock=lambda: run.clock + 0.5)
+
+    async def ready(pilot: Pilot[str]) -> None:
+        for _ in range(500):
+            if app.snapshot is not None:
+                break
+            await pilot.pause(0.02)
+        await pilot.press("g")
+        for _ in range(500):
+            if app.snapshot is not None and app.snapshot.utilisation is not None:
+                break
+            await pilot.pause(0.02)
+        await pilot.pause(0.3)
 
     assert snap_compare(app, terminal_size=size, run_before=ready)

@@ -64,5 +64,7 @@ def test_what_matters_reads_on_its_background() -> None:
 
         for colour in (theme.foreground, theme.error, theme.warning, theme.success, theme.variables["faint"]):
             assert contrast(colour) >= 4.5, (theme.name, colour)
+        for name in ("heat-2", "heat-3", "heat-4"):
+            assert contrast(theme.variables[name]) >= 3, (theme.name, name)
         for name in ("plot-loss", "plot-norm", "plot-scale", "mark-skipped", "mark-alert", "mark-rollback"):
             assert contrast(theme.variables[name]) >= 3, (theme.name, name)

@@ -45,6 +45,14 @@ KEYS
   q        leave: detach, stop or kill
   ctrl+p   all commands by name
 
+GPUS (g)
+  x        XCDs of no card, of the card chosen, of all
+  up down  choose the card, or scroll
+  z        a column stands for 1 s, 10 s, a minute, or as much as
+           shows the whole run; a ? there is unknown
+  Balance: lowest over highest mean busy of the run's cards over
+  10 s. What bounds the step is said when the numbers say so.
+
 MARKS
   {g.skipped}  a step that the scaler refused (gradients not finite)
   {g.alert}  a loss or gradient norm that is NaN or inf: a gap in the curve

@@ -18,6 +18,7 @@ from fp8console.console.widgets.host import Host
 from fp8console.console.widgets.keyline import Key, KeyLine
 from fp8console.console.widgets.output import Output
 from fp8console.console.widgets.plot import GUTTER, LOSS, NORM, SCALE, Plot, Role, View
+from fp8console.console.widgets.stability import Stability
 
 #: From this width on plots and panels stand side by side, and from this height on all three plots are shown.
 WIDE, TALL = 112, 40
@@ -45,6 +46,7 @@ class MainScreen(RunScreen):
         self._plots = [Plot(series, id=name, glyphs=glyphs) for name, series in named]
         self._gpus = Gpus(id="gpus", glyphs=glyphs)
         self._host = Host(id="host", glyphs=glyphs)
+        self._stability = Stability(id="stability", glyphs=glyphs)
         self._events = Events(id="events", glyphs=glyphs)
         self._output = Output(id="output", glyphs=glyphs)
         self._keys = KeyLine(keys(glyphs.arrows, ended=False))
@@ -58,7 +60,7 @@ class MainScreen(RunScreen):
             with Vertical(id="plots"):
                 yield from self._plots
             with Vertical(id="side"):
-                yield from (self._gpus, self._host, self._events, self._output)
+                yield from (self._gpus, self._host, self._stability, self._events, self._output)
         yield self._keys
 
     def on_mount(self) -> None:
@@ -76,7 +78,7 @@ class MainScreen(RunScreen):
             plot.empty = words if plot.role.first else ()
             if plot.display:
                 plot.show(snapshot)
-        for panel in (self._gpus, self._host, self._events, self._output):
+        for panel in (self._gpus, self._host, self._stability, self._events, self._output):
             if panel.display:
                 panel.show(snapshot)
         self._keys.show_keys(keys(self.glyphs.arrows, snapshot.ended))
@@ -116,27 +118,30 @@ class MainScreen(RunScreen):
         """Heights that depend on what there is: GPUs, and in the end the output in the events' place."""
         height = self.app.size.height
         gpus, host, events, output = self._gpus, self._host, self._events, self._output
+        stability = self._stability
         ended = snapshot.ended
         there = bool(gpus_of(snapshot.status.hardware))
         gpus.first = not self._stacked
-        host.compact = self._stacked
+        host.compact = stability.compact = self._stacked
         if self._stacked:
-            gpus.most = 3 if height < TALL else 8
+            gpus.most, gpus.summary = (3, False) if height < TALL else (8, True)
             gpus.display = there and height >= 20
             host.display = height >= 18
+            stability.display = height >= 24
             events.display = not ended
             output.display = ended or height >= TALL
             rows = 4 if height < TALL else 8
             events.styles.height = rows + int(not output.display)
             output.styles.height = (8 if height < TALL else 12) if ended else 7
         else:
-            gpus.most = max(1, height - 26)
-            gpus.display = host.display = True
+            gpus.most, gpus.summary = max(1, height - 30), height >= 32
+            gpus.display = host.display = stability.display = True
             events.display = not ended
             output.display = True
             events.styles.height, output.styles.height = "3fr", "2fr"
         events.last = not output.display
         gpus.styles.height = gpus.height_wanted(snapshot)
+        stability.styles.height = 2 if self._stacked else 3
         host.styles.height = 1 + (1 if self._stacked and there else 2)
 
     def action_plot(self, index: int) -> None:

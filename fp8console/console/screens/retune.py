@@ -30,12 +30,16 @@ class Setting:
     now: Callable[[Snapshot], str]
     note: Callable[[Snapshot], str] = lambda snapshot: ""
     scaler: bool = False
+    own: bool = False  # only some scalers have it
 
 
 def _of_scaler(name: str, unset: str = "unknown") -> Callable[[Snapshot], str]:
     def now(snapshot: Snapshot) -> str:
-        value = number((snapshot.status.scaler or {}).get(name))
-        return unset if value is None else f"{value:,.10g}"
+        value = (snapshot.status.scaler or {}).get(name)
+        parsed = number(value)
+        if parsed is None and isinstance(value, str):
+            return clean(value)
+        return unset if parsed is None else f"{parsed:,.10g}"
 
     return now
 
@@ -56,7 +60,7 @@ def _lr_note(snapshot: Snapshot) -> str:
 
 def _clip_note(snapshot: Snapshot) -> str:
     share = snapshot.status.clipped_share
-    return '"off": the script\'s' if share is None else f"clipped {percent_text(share)} of steps"
+    return "a norm, auto, off" if share is None else f"or auto, off; clipped {percent_text(share)}"
 
 
 SETTINGS = (
@@ -66,12 +70,36 @@ SETTINGS = (
     Setting("growth_interval", "growth_interval", _of_scaler("growth_interval"), lambda s: "clean steps", scaler=True),
     Setting("floor", "floor", lambda s: _own(s.status.floor, "none"), lambda s: "least scale, or off", scaler=True),
     Setting("cap", "cap", lambda s: _own(s.status.cap, "none"), lambda s: "largest scale, or off", scaler=True),
+    Setting("margin", "margin, bits", _of_scaler("margin", "off"), lambda s: "kept below the edge", True, own=True),
+    Setting("hysteresis", "hysteresis", _of_scaler("hysteresis"), lambda s: "overflows to back off", True, own=True),
+    Setting("refill", "refill", _of_scaler("refill"), lambda s: "on_growth, every_clean_step", True, own=True),
+    Setting("smoothing", "smoothing", _of_scaler("smoothing"), lambda s: "of growth, 0 to 1", True, own=True),
+    Setting("patience", "patience", _of_scaler("patience"), lambda s: "bad steps to back off", True, own=True),
+    Setting(
+        "underflow_tolerance",
+        "underflow, share",
+        _of_scaler("underflow_tolerance"),
+        lambda s: "asks for growth",
+        True,
+        True,
+    ),
+    Setting(
+        "saturation_tolerance",
+        "saturation, share",
+        _of_scaler("saturation_tolerance", "off"),
+        lambda s: "is overflow",
+        True,
+        True,
+    ),
     Setting("lr_scale", "learning rate x", lambda s: _own(s.status.lr_scale, "1"), _lr_note),
     Setting("clip_norm", "clip max-norm", lambda s: _own(s.status.clip_norm, "the script's"), _clip_note),
+    Setting("clip_z", "clip z-score", lambda s: _own(s.status.clip_z, "unknown"), lambda s: "of auto"),
 )
 
 
-def _own(value: float | None, unset: str) -> str:
+def _own(value: float | str | None, unset: str) -> str:
+    if isinstance(value, str):
+        return clean(value)
     return unset if value is None else short_number(value)
 
 
@@ -128,7 +156,13 @@ class RetuneScreen(ModalScreen[dict[str, Any]]):
 
 def settings_for(snapshot: Snapshot) -> list[Setting]:
     """The settings that this run has: without a scaler only learning rate and clipping."""
-    return [setting for setting in SETTINGS if not setting.scaler or snapshot.status.scaler is not None]
+    scaler = snapshot.status.scaler
+    return [
+        setting
+        for setting in SETTINGS
+        if setting.name != "clip_z" or snapshot.status.clip_norm == "auto"
+        if not setting.scaler or (scaler is not None and (not setting.own or setting.name in scaler))
+    ]
 
 
 def command_of(fields: dict[str, str]) -> tuple[dict[str, Any] | None, str]:

@@ -86,6 +86,8 @@ def kind_glyph(event: dict[str, Any], glyphs: Glyphs) -> tuple[str, str]:
     known = {
         "skipped": (glyphs.skipped, "skipped"),
         "nonfinite": (glyphs.alert, "alert"),
+        "clipping": (glyphs.alert, "alert"),
+        "hardware": (glyphs.alert, "alert"),
         "fault": (glyphs.alert, "warning"),
         "rolled_back": (glyphs.rollback, "rollback"),
         "snapshot": (glyphs.restore_point, "point"),

@@ -42,16 +42,19 @@ def rows(snapshot: Snapshot, glyphs: Glyphs, width: int, compact: bool) -> list[
     host: dict[str, Any] = (sample or {}).get("host") or {}
     cpu = host.get("cpu_percent")
     gap, cells = ("   ", 8) if width >= WIDE else ("  ", 3)
+    wait = snapshot.status.data_wait_share
     first: Line = [("cpu ", "faint")]
     first += [*bar(cpu / 100, cells, glyphs), (f" {cpu:.0f}%", "value")] if cpu is not None else [("unknown", "faint")]
     first += [(gap + "memory ", "faint"), (of_text(host.get("memory_used"), host.get("memory_total")), "value")]
     free = host.get("run_dir_free")
     role = "warning" if free is not None and free < LITTLE_ROOM else "value"
     first += [
-        (gap + ("run directory " if width >= WIDE else "disk "), "faint"),
+        (gap + ("run directory " if width >= WIDE and not compact else "disk "), "faint"),
         (bytes_text(free), role),
         (" free", "faint"),
     ]
+    if compact and wait is not None:
+        first += [(gap + "data wait ", "faint"), (percent_text(wait), "value")]
     second: Line = [("training ", "faint"), *_training(host, snapshot, gap)]
     if compact:
         return [first] if gpus_of(sample) else [first, [(lines.clean(no_gpus(sample)), "faint")]]
