@@ -142,6 +142,14 @@ def _fingerprints(run: Any) -> dict[tuple[str, int], dict[str, Any]]:
     return found
 
 
+def final_gap(gap: Any) -> str:
+    """The gap at the end in words, and what it is a share of where that is not the reference's loss."""
+    apart = abs(gap.final_candidate - gap.final_reference)
+    if apart <= 1.001 * gap.final * abs(gap.final_reference):
+        return _percent(gap.final)
+    return f"{_percent(gap.final)} of {wording.figure(apart / gap.final)}, a twentieth of the first loss"
+
+
 def _curves(comparison: Any, given: CheckWords) -> list[Case]:
     gap = comparison.loss
     cases = [_finite(comparison)]
@@ -149,7 +157,7 @@ def _curves(comparison: Any, given: CheckWords) -> list[Case]:
         cases.append(Case("loss", "final gap", "failed", "no step has a finite loss in both runs"))
         return [*cases, _layers(comparison, given)]
     over = f"mean of {wording.plural(gap.window, 'step')}"
-    final = f"{_percent(gap.final)} ({wording.figure(gap.final_candidate)} against "
+    final = f"{final_gap(gap)} ({wording.figure(gap.final_candidate)} against "
     final += f"{wording.figure(gap.final_reference)}, {over}), allowed {_percent(given.tolerance)}"
     cases.append(Case("loss", "final gap", "passed" if gap.final <= given.tolerance else "failed", final))
     worst = f"{_percent(gap.worst)} at step {gap.worst_step:,} ({over}), allowed {_percent(given.worst_tolerance)}"

@@ -22,9 +22,11 @@ commands:
   rollback STEP|best|last-good [--lr-scale X] [--scale S] [--clip-norm N]
                               put the state of a restore point back
   set NAME=VALUE...           scale (also x2 and /2), growth_factor, backoff_factor, growth_interval,
-                              hysteresis, floor, cap, lr_scale, clip_norm, clip_z; floor, cap and
-                              clip_norm take "off"; clip_norm=auto follows the norms and clips what is
-                              more than clip_z deviations above them
+                              floor, cap, lr_scale, clip_norm, clip_z; of an Fp8GradScaler also margin,
+                              hysteresis, refill, smoothing, underflow_tolerance, saturation_tolerance,
+                              patience; floor, cap, margin, saturation_tolerance and clip_norm take
+                              "off"; clip_norm=auto follows the norms and clips what is more than
+                              clip_z deviations above them
   stop                        end the training after a checkpoint
   kill                        end it now
 

@@ -67,7 +67,7 @@ def main(words: Sequence[str]) -> int:
         about = {"python": python, "seconds": time.monotonic() - began, "counts": count}
         print(dumps({"passed": not count["fail"], **about, "findings": [finding.to_json() for finding in found]}))
         return 1 if count["fail"] else 0
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     print("\n".join(table(found, width, colours)))
@@ -201,7 +201,7 @@ def _steps(text: str) -> int:
 
 
 def _tell(text: str) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         print(f"fp8console: {text} ...", file=sys.stderr, flush=True)
 
 

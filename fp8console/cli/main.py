@@ -53,9 +53,14 @@ def help_text() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: the training's own, or 2 for words that make no sense."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        # What an output can't show (a name in a locale without its letters) is told by its number.
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = _dispatch(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except UsageError as error:
         return _complain(error, 2)

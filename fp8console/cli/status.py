@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8console.cli import wording
 from fp8console.cli.arguments import Parser, add_run
+from fp8console.diagnosis.cards import STALE
 from fp8console.protocol.numbers import dumps, number
 
 if TYPE_CHECKING:
@@ -182,9 +183,11 @@ def _hardware(result: RunStatus, now: float) -> list[str]:
         busy = f"busy {min(known):.0f} to {max(known):.0f}%" if known else f"busy {wording.UNKNOWN}"
         silent = len(gpus) - len(known)
         busy += f" ({silent} {wording.UNKNOWN})" if known and silent else ""
+        taken, old = number(sample.get("time")), max((number(gpu.get("age")) or 0.0 for gpu in gpus), default=0.0)
+        if old > STALE and result.ended is None:
+            busy += f" (no answer since {wording.duration(old + max(0.0, now - (taken or now)))})"
         even = "" if result.balance is None else f", balance {result.balance:.2f}"
         cards = f"{wording.plural(len(gpus), 'GPU')} by {wording.printable(sample.get('source'))}, {busy}{even}"
-        taken = number(sample.get("time"))
         if taken is not None and result.ended is None:
             cards += f", {wording.duration(max(0.0, now - taken))} ago"
     else:
@@ -195,7 +198,11 @@ def _hardware(result: RunStatus, now: float) -> list[str]:
     figures = f"cpu {wording.UNKNOWN if cpu is None else f'{cpu:.0f}%'}"
     figures += f", memory {wording.size(host.get('memory_used'))} of {wording.size(host.get('memory_total'))}"
     figures += f", {wording.size(host.get('run_dir_free'))} free for the run directory"
-    lines = [f"  GPUs           {cards}", f"  host           {figures}"]
+    lines = [f"  GPUs           {cards}"]
+    state = wording.printable(sample.get("state") or "ok")
+    if state != "ok" and result.ended is None:
+        lines.append(f"  sampler        {state}: {wording.printable(sample.get('reason') or 'no reason given')}")
+    lines.append(f"  host           {figures}")
     if gpus or result.bounds:
         found = "; ".join(wording.printable(bound["text"]) for bound in result.bounds or ())
         lines.append(f"  step bound by  {found or 'not known'}")

@@ -145,17 +145,15 @@ def _apply(run_dir: Path, made: dict[str, Any]) -> None:
     """Give the training that goes on what was found; what it has no place for is said."""
     from fp8console.protocol import client, commands
     from fp8console.runs.run import Run
+    from fp8console.runs.status import status
 
     run = Run(run_dir)
     run.refresh()
-    said = next((event for event in reversed(run.events.events) if event["kind"] == "scaler"), None)
-    # Only a scaler of ours has a margin.
-    left_out = ("preset",) if said is not None and "margin" in said else ("preset", "margin")
-    scaler = made["scaler"] if said is not None else {}
-    names = {"init_scale": "scale"}
-    command: dict[str, Any] = {"name": "set"}
-    command.update({names.get(name, name): value for name, value in scaler.items() if name not in left_out})
-    command.update({name: value for name, value in made.get("clipping", {}).items() if name == "clip_norm"})
+    now = status(run)
+    command = changes(made, now.scaler, now.clip_limit)
+    clip_norm = made.get("clipping", {}).get("clip_norm")
+    if clip_norm is not None and "clip_norm" not in command:
+        say(f"clip_norm {clip_norm:g} is not applied: the script itself clips to {now.clip_limit:g}")
     if len(command) == 1:
         return
     try:
@@ -168,6 +166,24 @@ def _apply(run_dir: Path, made: dict[str, Any]) -> None:
         say(f"the training that goes on refused the settings: {answer.get('reason')}")
     else:
         say(f"applied at step {answer.get('step')}: {commands.describe(command)}")
+
+
+def changes(made: dict[str, Any], scaler: dict[str, Any] | None, clip_limit: float | None) -> dict[str, Any]:
+    """The command that gives a running training what a profile has for it; only a name where that is nothing.
+
+    ``scaler`` is what the run said of its own, None without one; ``clip_limit`` the norm that the script clips to: a
+    smaller one than the profile's stays, as it does with ``--profile``.
+    """
+    # Only a scaler of ours has a margin.
+    left_out = ("preset",) if scaler is not None and "margin" in scaler else ("preset", "margin")
+    names = {"init_scale": "scale"}
+    settings = made["scaler"] if scaler is not None else {}
+    command: dict[str, Any] = {"name": "set"}
+    command.update({names.get(name, name): value for name, value in settings.items() if name not in left_out})
+    clip_norm = made.get("clipping", {}).get("clip_norm")
+    if clip_norm is not None and not (clip_limit is not None and clip_limit <= clip_norm):
+        command["clip_norm"] = clip_norm
+    return command
 
 
 class _Progress:

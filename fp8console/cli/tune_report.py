@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -54,7 +55,9 @@ def report(run_dir: Path, given: TuneWords, ended: dict[str, Any] | None) -> dic
     else:
         print("\n".join(_lines(baseline, tuning, given, begun, ended)))
         name = path if given.output else path.stem
-        print(f"\nprofile written: {path}\napply it: fp8console --profile {name} train.py")
+        start = {"module": ["-m"], "command": ["--"]}.get(given.options.kind, [])
+        apply = shlex.join(["fp8console", "--profile", str(name), *start, *given.training])
+        print(f"\nprofile written: {path}\napply it: {apply}")
     for warning in [*_warnings(baseline, begun, ended), *_saturated(baseline, path)]:
         say(warning)
     return data

@@ -46,8 +46,14 @@ def run_cards(gpus: Iterable[Gpu]) -> list[Gpu]:
     not known to be unused."""
     everyone = list(gpus)
     used = [gpu for gpu in everyone if gpu.get("used") is True]
-    visible = [gpu for gpu in everyone if number(gpu.get("torch_index")) is not None]
+    # A partitioned card is several of torch's devices.
+    visible = [gpu for gpu in everyone if number(gpu.get("torch_index")) is not None or _several(gpu)]
     return used or [gpu for gpu in visible or everyone if gpu.get("used") is not False]
+
+
+def _several(gpu: Gpu) -> bool:
+    indices = gpu.get("torch_indices")
+    return isinstance(indices, list) and len(indices) > 1
 
 
 def recent(samples: Iterable[Sample], seconds: float = WINDOW) -> list[Sample]:
@@ -59,7 +65,7 @@ def recent(samples: Iterable[Sample], seconds: float = WINDOW) -> list[Sample]:
         if moment is None or not math.isfinite(moment):
             continue
         newest = moment if newest is None else newest
-        if moment <= newest - seconds:
+        if moment <= newest - seconds or moment > newest:  # older, or of before the clock was set back
             break
         kept.append(sample)
     return kept[::-1]

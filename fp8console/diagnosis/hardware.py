@@ -69,13 +69,24 @@ class HardwareEpisodes:
         if moment is None:
             return []
         if self._window and moment < (number(self._window[-1].get("time")) or 0.0):
-            self._window.clear()  # the host's clock was set back
+            self._set_back(moment)
         self._window.append(sample)
         while (number(self._window[0].get("time")) or 0.0) <= moment - cards.WINDOW:
             self._window.popleft()
         for what, card, gpu, judgement in self._judgements(moment):
             self._follow(moment, what, card, gpu, judgement)
         return [event for episode in list(self._episodes) for event in self._events(moment, episode)]
+
+    def _set_back(self, moment: float) -> None:
+        """The host's clock was set back: nothing may wait until it comes by again."""
+        self._window.clear()
+        for counter in self._counters.values():
+            counter.set_back(moment)
+        for episode in self._episodes:
+            episode.since = min(episode.since, moment)
+            for trouble in episode.troubles.values():
+                if trouble.well_since is not None:
+                    trouble.well_since = min(trouble.well_since, moment)
 
     def _judgements(self, moment: float) -> Iterator[tuple[str, str, dict[str, Any], Judgement]]:
         window = list(self._window)
@@ -86,7 +97,7 @@ class HardwareEpisodes:
             yield "memory", card, gpu, conditions.memory(history)
             for what in ("ecc_uncorrectable", "ecc_correctable"):
                 counter = self._counters.setdefault((card, what), ecc.Counter(what == "ecc_correctable"))
-                yield what, card, gpu, counter.judge(moment, cards.known(gpu, what))
+                yield what, card, gpu, counter.judge(moment, cards.known(gpu, what), gpu.get("source"))
         yield "host_memory", HOST, {}, conditions.host_memory(window)
         yield "disk", HOST, {}, conditions.disk(window)
 

@@ -339,13 +339,15 @@ def _folder(path: Path) -> Folder:
 def _file_system(path: Path) -> str | None:
     """The type of the file system that holds ``path``: the last mount whose point is the longest above it."""
     try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return None
     real = os.path.realpath(path)
     best: tuple[int, str] | None = None
     for line in lines:
         before, _, after = line.partition(" - ")
+        if len(before.split()) < 5 or not after.split():
+            continue
         point = re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), before.split()[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and (best is None or len(point) >= best[0]):

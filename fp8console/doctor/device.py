@@ -120,7 +120,9 @@ def _ecc(card: Card) -> Finding:
         return not_known(GROUP, name, "nvidia-smi does not tell it for this card")
     if not card.nodes:
         return not_known(GROUP, name, "KFD does not list the card")
-    if all(node.capability & SRAM_ECC for node in card.nodes):
+    if any(node.capability is None for node in card.nodes):
+        return not_known(GROUP, name, "KFD does not tell what the card is capable of")
+    if all((node.capability or 0) & SRAM_ECC for node in card.nodes):
         return Finding(GROUP, name, OK, "SRAM ECC is on")
     if not (card.arch or "").startswith(ALWAYS_FAST):
         return Finding(GROUP, name, NOT_APPLICABLE, f"the driver shows none for {card.arch}")

@@ -98,6 +98,8 @@ def _visible_on_rocm(machine: Machine, environ: Mapping[str, str]) -> list[Findi
     """ROCR_VISIBLE_DEVICES takes devices away first; HIP's, or with none CUDA's, picks from what is left."""
     rocr, hip, cuda = (environ.get(f"{which}_VISIBLE_DEVICES") for which in ("ROCR", "HIP", "CUDA"))
     name = "visible devices"
+    if machine.of("NVIDIA"):
+        cuda = None  # those of another maker are meant
     if rocr is None and hip is None and cuda is None:
         return [Finding(GROUP, name, OK, "none of ROCR, HIP and CUDA_VISIBLE_DEVICES is set")]
     there = machine.rocm_devices
@@ -106,12 +108,16 @@ def _visible_on_rocm(machine: Machine, environ: Mapping[str, str]) -> list[Findi
     if rocr is not None:
         found.append(_judge(environ, "ROCR_VISIBLE_DEVICES", there, listed(machine.of("AMD"))))
         left = len(_chosen(rocr, there)[0])
-    both = hip is not None and cuda is not None and not machine.of("NVIDIA")
-    if both and hip != cuda:
+    picking = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES" if cuda else None
+    empty = "HIP_VISIBLE_DEVICES" if hip == "" else "CUDA_VISIBLE_DEVICES" if hip is None and cuda == "" else None
+    if empty is not None:
+        # The runtime looks at the first character (rocdevice.cpp), torch at whether there is a variable.
+        evidence = "is empty: to HIP that is not set, to torch, where it counts through amdsmi, no device"
+        found.append(Finding(GROUP, empty, WARN, evidence, f"unset {empty}"))
+    if hip and cuda and hip != cuda:
         evidence = f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} disagree; ROCm and torch use HIP's"
         found.append(Finding(GROUP, name, WARN, evidence, "unset CUDA_VISIBLE_DEVICES"))
-    picking = "HIP_VISIBLE_DEVICES" if hip is not None else "CUDA_VISIBLE_DEVICES"
-    if picking in environ and not (picking == "CUDA_VISIBLE_DEVICES" and machine.of("NVIDIA")):
+    if picking is not None:
         after = " that ROCR_VISIBLE_DEVICES leaves, counted anew from 0" if rocr is not None else ""
         found.append(_judge(environ, picking, left, listed(machine.of("AMD")), after))
     return found

@@ -38,7 +38,8 @@ class Answer:
     @property
     def torch(self) -> dict[str, Any] | None:
         """torch's version and build; None when it could not be imported."""
-        return self.facts.get("torch")
+        about = self.facts.get("torch")
+        return about if isinstance(about, dict) else None
 
     @property
     def packages(self) -> dict[str, str]:
@@ -108,7 +109,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     for line in path.read_text(errors="replace").splitlines():
         try:
             said = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # printed by something before the survey took stdout over
         if isinstance(said, dict):
             doing = said.pop("begin", doing)

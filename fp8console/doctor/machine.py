@@ -33,7 +33,7 @@ class Node:
     number: int
     arch: str
     bdf: str
-    capability: int
+    capability: int | None  # None where the kernel does not tell
 
 
 @dataclass(frozen=True)
@@ -104,17 +104,17 @@ def kfd_nodes(root: Path) -> tuple[list[Node], list[str]]:
         return [], [f"{root} can't be read"]
     for folder in sorted((f for f in listing(nodes, "*") if f.name.isdigit()), key=lambda f: int(f.name)):
         try:
-            lines = (folder / "properties").read_text().splitlines()
+            lines = (folder / "properties").read_text(errors="replace").splitlines()
         except OSError as error:
             refused.append(f"KFD node {folder.name}: {error.strerror}")
             continue
-        values = {name: int(text) for name, _, text in (line.partition(" ") for line in lines) if text.isdigit()}
+        values = {name: int(text) for name, _, text in (line.partition(" ") for line in lines) if text.isdecimal()}
         version = values.get("gfx_target_version", 0)
         if version and values.get("vendor_id", AMD) == AMD:
             place = values.get("location_id", 0)
             # 8 bits of bus, 5 of device, 3 of function.
             bdf = f"{values.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.0"
-            found.append(Node(int(folder.name), gfx_name(version), bdf, values.get("capability", 0)))
+            found.append(Node(int(folder.name), gfx_name(version), bdf, values.get("capability")))
     return found, refused
 
 
@@ -127,6 +127,7 @@ def nvidia_smi(environ: Mapping[str, str]) -> tuple[list[dict[str, str]], str | 
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=NVIDIA_SMI_SECONDS,
             env=dict(environ),
         )

@@ -69,7 +69,7 @@ def load(own: Path | None) -> Tables:
 
 def user_file(environ: Mapping[str, str]) -> Path:
     """The user's own tables: ``$XDG_CONFIG_HOME/fp8console/doctor.toml``."""
-    base = environ.get("XDG_CONFIG_HOME") or Path("~").expanduser() / ".config"
+    base = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(base) / "fp8console" / "doctor.toml"
 
 

@@ -40,7 +40,7 @@ def vendors_of(root: Path) -> set[str]:
     found = set()
     for path in (root / "class" / "drm").glob("card*/device/vendor"):
         try:
-            found.add(path.read_text().strip().lower())
+            found.add(path.read_text(errors="replace").strip().lower())
         except OSError:
             continue
     return found

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SENTINELS = frozenset({0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
+MOST = 0xFFFFFFFFFFFFFFFF
+#: Characters of a card's name that are kept.
+LONGEST_NAME = 60
 
 #: Values of a sample, in the order of the record: percent, bytes, watts, degrees Celsius, MHz, bytes a second, GT/s.
 MEASURED = (
@@ -90,9 +93,10 @@ def known(value: Any, most: float = math.inf) -> Any:
     """The number, or None for what is none: text, a truth value, NaN, below 0, a field of ones, over ``most``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    if not math.isfinite(value) or value < 0 or value in SENTINELS or value > most:
+    # Whole numbers have any size in Python: beyond 64 bits they are none that a card tells.
+    if isinstance(value, int) and abs(value) > MOST:
         return None
-    return value
+    return None if not math.isfinite(value) or value < 0 or value in SENTINELS or value > most else value
 
 
 def percent(value: Any) -> Any:
@@ -153,7 +157,8 @@ def address(text: Any) -> str | None:
 
 
 def short_name(name: str) -> str:
-    """A card's name without its maker's."""
+    """A card's name without its maker's, and without what no terminal should get."""
+    name = "".join(character for character in name if character.isprintable())
     for word in ("AMD ", "Instinct ", "NVIDIA ", "Advanced Micro Devices, Inc. "):
         name = name.removeprefix(word)
-    return name.strip()
+    return name[:LONGEST_NAME].strip()

@@ -142,7 +142,7 @@ def _chosen(devices: list[int | None], text: str | None, uuids: Mapping[str, int
         word = word.strip()
         if word.startswith("MIG-"):
             return None
-        if re.fullmatch(r"\d+", word):
+        if re.fullmatch(r"\d{1,9}", word):
             place = int(word)
         else:
             plain = plain_uuid(word) if word else None

@@ -108,9 +108,10 @@ class Sampler:
         )
         assert process.stdout is not None
         patience = START_SILENCE
+        heard = time.monotonic()
         while True:
             try:
-                line = await asyncio.wait_for(process.stdout.readline(), patience)
+                line = await asyncio.wait_for(process.stdout.readline(), max(0.0, heard + patience - time.monotonic()))
             except asyncio.TimeoutError:
                 return await self._end_of_silent_one(patience)
             except ValueError:
@@ -119,7 +120,9 @@ class Sampler:
             if not line:
                 await process.wait()
                 return f"the sampler ended with exit status {process.returncode}"
-            self._take(line)
+            if not self._take(line):
+                continue  # whatever printed that, it is no answer
+            heard = time.monotonic()
             loading = self._reading is not None and self._reading != "host" and " " not in self._reading
             patience = START_SILENCE if loading else self._interval + SILENCE
 
@@ -136,17 +139,18 @@ class Sampler:
             command += ["--skip", part]
         return command
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> bool:
+        """Whether the line was one of a sampler's."""
         try:
             message = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(message, dict):
-            return
-        if "reading" in message:
+        except (ValueError, RecursionError):
+            return False
+        if isinstance(message, dict) and isinstance(message.get("reading"), str):
             self._reading = message["reading"]
             self._stuck.discard(message["reading"])
-            return
+            return True
+        if not _is_sample(message):
+            return False
         now = time.monotonic()
         for gpu in message.get("gpus", ()):
             if gpu.get("age") is not None:
@@ -156,6 +160,7 @@ class Sampler:
         join(message.get("gpus", ()), [self.ranks[rank] for rank in sorted(self.ranks)], self._training_environment)
         self._last, self._sampled, self._reading = message, now, None
         self._write({**message, "state": "ok", "silent": 0.0})
+        return True
 
     async def _end_of_silent_one(self, silence: float) -> str:
         part = self._reading
@@ -229,6 +234,25 @@ class Sampler:
             except asyncio.TimeoutError:
                 return False
         return True
+
+
+def _is_sample(message: Any) -> bool:
+    """Whether a sampler's line has a sample's shape: nothing else prints there, but what loads libraries may fail."""
+    if not isinstance(message, dict) or not isinstance(message.get("host"), dict):
+        return False
+    gpus = message.get("gpus") if _is_finite(message.get("time")) else None
+    return isinstance(gpus, list) and all(
+        isinstance(gpu, dict)
+        and (gpu.get("age") is None or _is_finite(gpu["age"]))
+        and isinstance(gpu.get("join"), (dict, type(None)))
+        and isinstance(gpu.get("processes"), (list, type(None)))
+        and all(isinstance(process, dict) for process in gpu.get("processes") or ())
+        for gpu in gpus
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15  # NaN is not either
 
 
 def _who(gpu: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from fp8console.hardware import detect
 from fp8console.hardware.chain import SOURCES, Chain
 from fp8console.hardware.sources.host import Host
 
-#: Seconds until a part that made an earlier sampler hang is tried again.
+#: Seconds until a part that made an earlier sampler hang is tried again, and cards are looked for where none is known.
 RETRY_SECONDS = 120.0
 
 
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _sample_for_ever(pipe: int, options: argparse.Namespace, root: Path) -> None:
-    skipped_until = time.monotonic() + RETRY_SECONDS
+    again_at = time.monotonic() + RETRY_SECONDS
     skipped = set(options.skip)
 
     def reading(part: str) -> None:
@@ -62,13 +62,16 @@ def _sample_for_ever(pipe: int, options: argparse.Namespace, root: Path) -> None
     host = Host(options.run_dir, options.pid)
     due = time.monotonic()
     while True:
-        if skipped and time.monotonic() >= skipped_until:
-            again = bool(skipped & set(SOURCES))
+        sample = sweep(chain, host, skipped, reading)
+        _print(pipe, sample)
+        if time.monotonic() >= again_at:
+            again_at = time.monotonic() + RETRY_SECONDS
+            # Nothing known of any card: a driver may be loaded, or have come back, while we are here.
+            again = bool(skipped & set(SOURCES)) or all(gpu["source"] == "none" for gpu in sample["gpus"])
             skipped.clear()
             if again:
                 chain.close()
                 chain = look()
-        _print(pipe, sweep(chain, host, skipped, reading))
         due += options.interval
         pause = due - time.monotonic()
         if pause > 0:

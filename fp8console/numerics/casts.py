@@ -45,15 +45,19 @@ def cast_through(
     if not x.is_floating_point():
         raise TypeError(f"cast_through takes floating-point tensors, not {x.dtype}")
     with torch.no_grad():
-        wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
-        if scale is not None:
-            wide = wide * scale
+        wide = _entering(x, scale)
         if counts is not None:
             counts.add(wide)
         rounded = _round(wide, target, saturate)
         if scale is not None:
             rounded = rounded / scale
         return rounded.to(x.dtype)
+
+
+def _entering(x: Tensor, scale: Tensor | float | None) -> Tensor:
+    """``x`` as it enters a cast: scaled, in float32 (float64 stays), for 16 bits would round the product first."""
+    wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
+    return wide if scale is None else wide * scale
 
 
 def _round(x: Tensor, fmt: Fp8Format, saturate: bool) -> Tensor:
@@ -93,7 +97,7 @@ class _ForwardCast(torch.autograd.Function):
         clipped: bool,
     ) -> Tensor:
         if clipped:
-            ctx.save_for_backward(_within(x if scale is None else x * scale, fmt))
+            ctx.save_for_backward(_within(_entering(x, scale), fmt).to(x.dtype))
         return cast_through(x, fmt, saturate, scale, counts)
 
     @staticmethod

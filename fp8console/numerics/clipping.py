@@ -24,7 +24,6 @@ LEAST_SPREAD = 0.01
 #: A z-score up to here is ordinary (2.3% of a normal distribution lie above); the depth of a stack never goes below.
 ORDINARY_Z = 2.0
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 #: The columns of a state: norms taken in, their mean and variance; steps seen and steps clipped.
 STATE = ("count", "mean", "variance", "steps", "clipped")
@@ -238,7 +237,8 @@ class GradClipper:
         adaptive = torch.full_like(norms, math.inf) if self.z is None else z_limit(norms, state, z, self.warmup)
         limits = torch.minimum(adaptive, fixed)
         finite = torch.isfinite(norms).all()
-        coefficients = torch.where(finite, (limits / (norms + _EPS)).clamp(max=1.0), torch.ones_like(norms))
+        # Without torch's 1e-6 in the divisor, which would clip ordinary norms of about that size.
+        coefficients = torch.where(finite & (norms > limits), limits / norms, torch.ones_like(norms))
         for group, coefficient in zip(grads, coefficients.unbind()):
             _multiply(group, coefficient)
         after = taken_in(torch.minimum(norms, limits), state, self.decay, self.warmup)

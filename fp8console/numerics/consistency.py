@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -111,7 +112,11 @@ def main(words: list[str] | None = None) -> int:
 
     try:
         formats = [format_of(name) for name in given.format]
-        device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        wanted = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", wanted):
+            say({"error": f"--device must be cpu, cuda or cuda:N, not {wanted!r}"})
+            return 2
+        device = torch.device(wanted)
         if device.type == "cuda" and not torch.cuda.is_available():
             say({"error": f"--device {given.device}: torch {torch.__version__} sees no GPU"})
             return 2

@@ -176,9 +176,9 @@ class Fp8GradScaler(torch.amp.GradScaler):
                 limits = torch.tensor([count.fmt.max for count in counted], dtype=torch.float32)
                 self._limits = limits.to(values.device)
             peak = (values[:, _AMAX] / self._limits).amax()
-            total = values.sum(0)
-            nonzero = total[_NONZERO].clamp_min(1.0)
-            packed = torch.stack((found_inf, peak, total[_SATURATED] / nonzero, total[_UNDERFLOWED] / nonzero))
+            # The worst place counts: a small layer that is flushed whole is nothing among millions of sound values.
+            shares = (values / values[:, _NONZERO].clamp_min(1.0).unsqueeze(1)).amax(0)
+            packed = torch.stack((found_inf, peak, shares[_SATURATED], shares[_UNDERFLOWED]))
         if self._ranks_agree():
             group = None if self.measuring_group == "default" else self.measuring_group
             torch.distributed.all_reduce(packed, op=torch.distributed.ReduceOp.MAX, group=group)

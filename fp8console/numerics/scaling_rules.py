@@ -173,8 +173,8 @@ class Seen(NamedTuple):
 
     ``amax``: largest finite magnitude on its way into a cast, loss scale included, in units of the format's maximum; 0
     or NaN when nothing was measured. (Formats may differ from cast to cast; what counts is the distance to their end.)
-    ``saturated``: share of the nonzero values that were finite and lie beyond the format's maximum.
-    ``underflowed``: share of the nonzero values that the cast makes 0.
+    ``saturated``: share of the nonzero values that were finite and lie beyond the format's maximum, in the cast site
+    where it is largest. ``underflowed``: share of the nonzero values that the cast makes 0, likewise.
     ``found_inf``: over 0 when the step is refused.
     """
 

@@ -33,8 +33,8 @@ def scale_for(
     # Two tensors, since torch divides a number by a tensor by way of the reciprocal and so rounds twice.
     proposed = torch.full_like(amax, format_of(fmt).max * 2.0**-margin) / amax
     if power_of_two:
-        fraction, exponent = torch.frexp(proposed)
-        proposed = torch.ldexp(torch.ones_like(fraction), exponent - 1)
+        # By the exponent's bits alone: exact everywhere, and an infinite quotient stays one.
+        proposed = (proposed.view(torch.int32) & 0x7F80 << 16).view(torch.float32)
     known = (amax > 0) & (amax < math.inf)
     # The bounds come last: a tiny amax has an infinite quotient.
     return torch.where(known, proposed.clamp(_SMALLEST, _LARGEST), current.float())
@@ -72,11 +72,13 @@ class DelayedScale(nn.Module):
     """The scale that takes the largest magnitude of the last ``history`` casts to the format's maximum.
 
     1 before the first cast; each cast in training mode then enters its own amax, for the casts after it. As in
-    TransformerEngine's DelayedScaling recipe (amax_compute_algo "max"), with two differences: an amax of NaN or inf
-    is entered as 0, where theirs keeps the scale from moving until it has left the history; and the scale follows
-    after every cast, where theirs follows when its autocast region ends. ``amax_history``, (history,), and ``scale``,
-    (1,), are buffers of float32 and stay so when the module is converted to another dtype. Raises UnknownFormat, and
-    ValueError for a history below 1.
+    TransformerEngine's DelayedScaling recipe (amax_compute_algo "max"), with three differences: an amax of NaN or inf
+    is entered as 0, where theirs keeps the scale from moving until it has left the history; the scale follows after
+    every cast, where theirs follows when its autocast region ends; and ranks are not joined, where theirs takes the
+    largest amax of all. DistributedDataParallel gives every rank the history of rank 0, whose scale the others'
+    values may be too large for; with ``broadcast_buffers=False`` each keeps its own. ``amax_history``, (history,), and
+    ``scale``, (1,), are buffers of float32 and stay so when the module is converted to another dtype. Raises
+    UnknownFormat, and ValueError for a history below 1.
     """
 
     amax_history: Tensor

@@ -98,7 +98,7 @@ class Clipping:
             ids = parameter_ids(group.parameters)
             norm, limit = take(norm, self._observer.at_once), take(limit, self._observer.at_once)
             by = self._observer.scale_of(ids) if scale is None else None  # else the clipper has taken it out
-            self._observer.window.clips.append(Clip(norm, limit, by, ids, self._observer.backwards))
+            self._observer.window.clips.append(Clip(norm, limit, by, ids, self._observer.backwards, exact=True))
             if not known:
                 self._observer.window.norms.append(Norm([norm], by, ids, self._observer.backwards))
 
@@ -132,13 +132,14 @@ class Clipping:
                 followed.limit(measured)
                 return
             limit = followed.limit
+        exact = callable(limit)
         # A fused optimizer's gradients still carry the loss scale at this point.
         carried = getattr(optimizer, "grad_scale", None)
         clipped = norms.clip(norms.gradients(optimizer), limit, carried)
         if clipped is not None:
             unscaled = clipped if carried is None else [value / carried.to(value.device) for value in clipped]
             total, limit = (take(value, self._observer.at_once) for value in unscaled)
-            self._observer.window.clips.append(Clip(total, limit, None, own, self._observer.backwards, True))
+            self._observer.window.clips.append(Clip(total, limit, None, own, self._observer.backwards, True, exact))
 
 
 def _smaller(scripts: Any, ours: Any) -> Any:

@@ -52,7 +52,7 @@ class Probe:
         self.observer.on_backward = self._on_backward
         self.steering = Steering(self.observer)
         self.agreement = Agreement(self._refuses)
-        self.episodes = Episodes(self.event)
+        self.episodes = Episodes(self.event, self.steering.has_floor)
         self.readback = Readback(self._deliver)
         self.points: RestorePoints | None = None
         self.layers: LayerSampling | None = None

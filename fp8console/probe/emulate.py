@@ -87,7 +87,8 @@ class Emulation:
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
         scale = self._scales["forward"]
-        return fp8_cast(x, self.forward_format, True, None if scale is None else scale.scale_of(x))
+        # Under a scale of its own no finite value lies beyond the maximum; inf must not become one.
+        return fp8_cast(x, self.forward_format, scale is None, None if scale is None else scale.scale_of(x))
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not self._shadowed or self._shadowed[-1][0] is not module:
@@ -102,9 +103,8 @@ class Emulation:
     def _round_gradient(self, output: Any) -> Any:
         if not isinstance(output, torch.Tensor) or not output.requires_grad or not output.is_floating_point():
             return None
-        # Without a scale of its own a gradient that is too large must stay visible to the script's loss scaler.
-        saturate = self.scaling != "none"
-        cast = fp8_grad_cast(output, self.backward_format, saturate, scaling=self._scales["backward"])
+        # What is too large, or was inf before, must stay visible to the script's loss scaler.
+        cast = fp8_grad_cast(output, self.backward_format, False, scaling=self._scales["backward"])
         return cast.clone()  # the cast gives a view, which an in-place activation could not write to
 
     # -- names and news -------------------------------------------------------------------------------------------
@@ -127,6 +127,9 @@ class Emulation:
             return
         self._said = True
         there = {name: module for module, name in self._names.items() if is_layer(module)}
+        for pattern in self._spared:
+            if not any(fnmatchcase(name, pattern) for name in there):
+                self._note(f"no layer has a name like {pattern!r}, the pattern of layers to leave out")
         left = sorted(set(there) - set(self._calls))
         share = self._share([there[name] for name in self._calls if name in there])
         text = f"{len(self._calls)} layers with {share:.1%} of the parameters" if self._calls else "no layer"

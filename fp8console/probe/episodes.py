@@ -22,8 +22,9 @@ CLIPPED_OFTEN, CLIPPED_AGAIN_SELDOM = 0.10, 0.05
 class Episodes:
     """Follows skipped steps and non-finite values through the records of one rank."""
 
-    def __init__(self, event: Callable[..., None]) -> None:
+    def __init__(self, event: Callable[..., None], has_floor: Callable[[], bool] = lambda: False) -> None:
         self._event = event
+        self._has_floor = has_floor
         self._said_zero = False
         self._open: dict[str, tuple[int, int, int]] = {}  # what -> (first step, last step, count)
         self._first_step: int | None = None
@@ -84,9 +85,8 @@ class Episodes:
         """Many skips in a row are not mended by a smaller scale, and at 0 the next update ruins the weights."""
         if count == MANY_SKIPS:
             at = f"; the scale is down to {scale_text(scale)}" if scale is not None else ""
-            text = (
-                f"{count} steps skipped in a row{at}: not the scale's doing; set floor=1 keeps it from 0, or roll back"
-            )
+            mend = "roll back" if self._has_floor() else "set floor=1 keeps it from 0, or roll back"
+            text = f"{count} steps skipped in a row{at}: not the scale's doing; {mend}"
             self._event("skipped", text, step, scale=scale)
         if scale == 0 and not self._said_zero:
             self._said_zero = True

@@ -67,7 +67,7 @@ class LayerSampling:
         self._lock = threading.Lock()  # a device's backward runs on a thread of its own
         self._hook: Any = None
         self._token = 0
-        self._said = settings.layer_steps  # the longest interval that an event has told of
+        self._said = False  # whether a notice has told that samples come less often than asked
         self._pending: deque[_Pending] = deque()
         self._from_device = False
         self._spent = 0.0
@@ -210,11 +210,13 @@ class LayerSampling:
         every = self._least * 2 ** max(0, math.ceil(math.log2(wanted / self._least)))
         if every > self.every or wanted * 2.5 < self.every:
             self.every = every
-            if every <= self._said:
+            if self._said or every <= self._least:
                 return
-            self._said = every
-            text = f"layers are sampled every {self.every:,} steps: a sample takes {min(self._costs) * 1000:.1f} ms"
-            self._probe.notice(f"{text}, a step {usual * 1000:.1f} ms", "layers")
+            self._said = True
+            most = f"{self._budget * 100:.3g}% of the time"
+            text = f"layers are sampled every {every:,} steps for now, to cost at most {most}"
+            times = f"a sample takes {min(self._costs) * 1000:.1f} ms, a step {usual * 1000:.1f} ms"
+            self._probe.notice(f"{text}: {times}", "layers")
 
     def set_pace(self, every: int, budget: float) -> None:
         """From now on a sample every ``every`` steps, or less often where ``budget`` asks for that."""

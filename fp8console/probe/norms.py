@@ -63,8 +63,9 @@ def clip(
     """Clip gradients in place to ``max_norm`` (times ``scale``, which they still carry if given): (norm, limit).
 
     ``max_norm`` may be a function of the unscaled norm.
-    ``min(1, limit / (norm + 1e-6))``, torch.nn.utils.clip_grad_norm_'s formula, but a norm that is not finite leaves
-    the gradients alone: times 0 or NaN they would be lost. None, with nothing done, for sparse or sharded gradients.
+    ``min(1, limit / (norm + 1e-6))``, torch.nn.utils.clip_grad_norm_'s formula, or with a function ``min(1, limit /
+    norm)``: a limit that follows norms of about 1e-6 must leave those alone. But a norm that is not finite leaves the
+    gradients alone: times 0 or NaN they would be lost. None, with nothing done, for sparse or sharded gradients.
     """
     if not grads or any(grad.is_sparse or hasattr(grad, "_local_tensor") for grad in grads):
         return None
@@ -75,11 +76,13 @@ def clip(
         carried = None if scale is None else scale.to(device, non_blocking=True)
         if callable(max_norm):
             limit = max_norm(total if carried is None else total / carried).to(total.dtype)
+            added = 0.0
         else:
             limit = torch.full_like(total, max_norm)
+            added = 1e-6
         if carried is not None:
             limit = limit * carried
-        coefficient = torch.clamp(limit / (total + 1e-6), max=1.0)
+        coefficient = torch.clamp(limit / (total + added), max=1.0)
         coefficient = torch.where(torch.isfinite(total), coefficient, torch.ones_like(coefficient))
         for grad in grads:
             grad.mul_(coefficient.to(grad.device, grad.dtype, non_blocking=True))

@@ -56,6 +56,10 @@ class Steering:
             settings["hysteresis"] = scaler.hysteresis
         return settings
 
+    def has_floor(self) -> bool:
+        """Whether something keeps the loss scale from 0."""
+        return self.floor is not None or hasattr(self._observer.active_scaler(), "retune")
+
     def refuses(self, command: dict[str, Any]) -> str | None:
         """Why this training can't take the settings, or None. Called by the reader thread: looks, changes nothing."""
         scaler = self._observer.active_scaler()

@@ -34,6 +34,7 @@ class Clip:
     parameters: frozenset[int]
     backwards: int = 0
     operators: bool = False  # clipped to the operator's limit
+    exact: bool = False  # by a limit that follows the norms: without the 1e-6 of torch's formula
 
 
 @dataclass
@@ -124,8 +125,8 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
     """The values and flags of one record from a window's numbers; unknown ones are None.
 
     loss: mean over micro-batches. grad_norm: hypot over optimizers of (scaled norm / scale). clip_coef: the smallest
-    ``min(1, max_norm / (norm + 1e-6))`` over the calls, torch.nn.utils.clip_grad_norm_'s own formula. clip_limit: the
-    smallest ``max_norm / scale``.
+    ``min(1, max_norm / (norm + 1e-6))`` over the calls, torch.nn.utils.clip_grad_norm_'s own formula (without 1e-6 for
+    limits that follow the norms). clip_limit: the smallest ``max_norm / scale``.
     """
     at = 2 * len(window.losses)
     losses = [_divide(numbers[i], numbers[i + 1]) for i in range(0, at, 2)]
@@ -137,8 +138,9 @@ def record_values(window: StepWindow, host: HostValues, numbers: list[float]) ->
     chains: list[list[Any]] = []  # clips of the same gradients, one after the other: their factors multiply
     limits: list[float] = []
     for clip in window.clips:
-        factor = _clip_coefficient(*numbers[at : at + 3])
-        limits.append(_divide(numbers[at + 1], numbers[at + 2]))
+        seen, limit, carried = numbers[at : at + 3]
+        factor = _clip_coefficient(seen, limit, carried, clip.exact)
+        limits.append(_divide(limit, carried))
         at += 3
         for chain in chains:
             if chain[0] == clip.backwards and chain[1] & clip.parameters:
@@ -201,10 +203,12 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _clip_coefficient(norm: float, max_norm: float, scale: float) -> float:
-    if not math.isfinite(norm):
+def _clip_coefficient(norm: float, max_norm: float, scale: float, exact: bool) -> float:
+    if not math.isfinite(norm) or scale != scale:
         return math.nan
-    return min(1.0, max_norm / (norm + 1e-6)) if scale == scale else math.nan
+    if exact:
+        return max_norm / norm if norm > max_norm else 1.0
+    return min(1.0, max_norm / (norm + 1e-6))
 
 
 def parameter_ids(parameters: Any) -> frozenset[int]:

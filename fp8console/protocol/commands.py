@@ -52,7 +52,7 @@ class CommandError(ValueError):
     """A command that can't be; its text is one line for the operator."""
 
 
-def _finite(name: str, value: Any) -> float:
+def _finite(name: str, value: Any, words: str = "") -> float:
     try:
         parsed = number(value)
         if parsed is None and isinstance(value, str):
@@ -62,14 +62,14 @@ def _finite(name: str, value: Any) -> float:
     except ValueError:
         parsed = None
     if parsed is None:
-        raise CommandError(f"{name} must be a number, not {value!r}")
+        raise CommandError(f"{name} must be a number{words}, not {value!r}")
     if not math.isfinite(parsed):
         raise CommandError(f"{name} must be a finite number, not {parsed:g}")
     return parsed
 
 
-def _scale(name: str, value: Any) -> float:
-    parsed = _finite(name, value)
+def _scale(name: str, value: Any, words: str = "") -> float:
+    parsed = _finite(name, value, words)
     if parsed <= 0:
         raise CommandError(f"{name} must be over 0, not {parsed:g} (a loss scale of 0 destroys the weights)")
     if not SCALE_MIN <= parsed <= SCALE_MAX:
@@ -102,8 +102,8 @@ def _below_one(name: str, value: Any) -> float:
     return parsed
 
 
-def _positive(name: str, value: Any) -> float:
-    parsed = _finite(name, value)
+def _positive(name: str, value: Any, words: str = "") -> float:
+    parsed = _finite(name, value, words)
     if parsed <= 0:
         raise CommandError(f"{name} must be over 0, not {parsed:g}")
     return parsed
@@ -118,26 +118,26 @@ def _count(name: str, value: Any) -> int:
     return int(parsed)
 
 
-def _clip_norm(name: str, value: Any) -> float | str:
+def _clip_norm(name: str, value: Any, words: str = " or auto") -> float | str:
     """A limit, or "auto": one that follows the norms."""
-    return "auto" if value == "auto" else _positive(name, value)
+    return "auto" if value == "auto" else _positive(name, value, words)
 
 
 def _clip_norm_or_off(name: str, value: Any) -> float | str | None:
-    return None if value is None or value == "off" else _clip_norm(name, value)
+    return None if value is None or value == "off" else _clip_norm(name, value, ", auto or off")
 
 
 def _scale_or_off(name: str, value: Any) -> float | None:
     if value is None or value == "off":
         return None
-    return _scale(name, value)
+    return _scale(name, value, " or off")
 
 
 def _between(low: float, high: float, off: bool = False) -> Callable[[str, Any], float | None]:
     def rule(name: str, value: Any) -> float | None:
         if off and (value is None or value == "off"):
             return None
-        parsed = _finite(name, value)
+        parsed = _finite(name, value, " or off" if off else "")
         if not low <= parsed <= high:
             raise CommandError(f"{name} must be from {low:g} to {high:g}{', or off' if off else ''}; not {parsed:g}")
         return parsed

@@ -7,11 +7,11 @@ for people), and the fields that its kind lists here. Numbers that are not finit
 from __future__ import annotations
 
 import json
-import os
 import time as clock
 from pathlib import Path
 from typing import Any
 
+from fp8console.protocol.line_file import LineFile
 from fp8console.protocol.numbers import dumps
 
 #: kind -> what it says, and its own fields.
@@ -73,20 +73,26 @@ def make(kind: str, text: str, step: int | None = None, **fields: Any) -> dict[s
 
 
 class EventWriter:
-    """Appends events to one file; the first failure switches it off (``failed`` says why) and nothing is raised."""
+    """Appends events to one file; ``failed`` says why the last one could not be written, and nothing is raised.
 
-    def __init__(self, path: Path) -> None:
+    The first failure switches it off, unless it is to try ``again`` with each event, as after a disk was full.
+    """
+
+    def __init__(self, path: Path, again: bool = False) -> None:
         self.failed: str | None = None
+        self._again = again
+        self._lines = LineFile(path)
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._lines.open()
         except OSError as error:
             self.failed = f"{path}: {error.strerror}"
 
     def write(self, event: dict[str, Any]) -> None:
         """One line, in one write, so that a kill can tear at most the last line of the file."""
-        if self.failed is None:
+        if self.failed is None or self._again:
             try:
-                os.write(self._fd, dumps(event).encode() + b"\n")
+                self._lines.append(dumps(event).encode())
+                self.failed = None
             except OSError as error:
                 self.failed = str(error.strerror)
 

@@ -14,6 +14,8 @@ SITE = "site"
 #: Space held for the supervisor's last words on a full disk.
 RESERVE = ".reserve"
 RESERVE_BYTES = 128 * 1024
+#: Longest path that a socket is given: systems take 104 to 108 bytes.
+SOCKET_BYTES = 100
 
 # Environment of the training process.
 ENV_RUN_DIR = "FP8CONSOLE_RUN_DIR"
@@ -53,12 +55,16 @@ def fallback_root() -> Path:
 
 
 def socket_path(run_dir: Path) -> Path:
-    """The supervisor's socket for a run: short (a socket path holds about 100 bytes) and in a folder of this user's.
+    """The supervisor's socket for a run: short (``SOCKET_BYTES``) and in a folder of this user's.
 
     The name comes from the run directory's real path, so two runs with one id in two folders do not meet. Not in
     $XDG_RUNTIME_DIR: that folder goes when the user logs out, and a run is there to be come back to.
     """
-    return _temporary() / "sockets" / f"{_digest(run_dir)}.sock"
+    name = f"{_digest(run_dir)}.sock"
+    usual = _temporary() / "sockets" / name
+    if len(os.fsencode(usual)) <= SOCKET_BYTES:
+        return usual
+    return Path("/tmp") / f"fp8console-{os.getuid()}" / "sockets" / name
 
 
 def _digest(run_dir: Path) -> str:

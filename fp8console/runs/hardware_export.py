@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from fp8console.diagnosis.bounds import bounds
 from fp8console.diagnosis.cards import WINDOW, Sample, balance, gpus_of, recent
-from fp8console.protocol import paths
+from fp8console.protocol import hardware, paths
 from fp8console.protocol.numbers import dumps, number, to_jsonable
 from fp8console.runs.reader import StepRecords
 
@@ -42,12 +41,9 @@ def samples(run_dir: Path) -> Iterator[Sample]:
     window: list[Sample] = []
     with open(run_dir / paths.HARDWARE, "rb") as file:
         for line in file:
-            try:
-                sample = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            moment = number(sample.get("time")) if isinstance(sample, dict) else None
-            if moment is None:
+            sample = hardware.parse(line)
+            moment = number(sample.get("time")) if sample is not None else None
+            if sample is None or moment is None:
                 continue
             window = recent([*window, sample])
             share = waits.share(moment - WINDOW, moment)

@@ -54,6 +54,15 @@ def format_from(about: dict[str, Any] | None, default: str) -> Format:
     return FORMATS.get(str((about or {}).get("name")), FORMATS[default])
 
 
+def fitting_exponent(amax: float, largest: float) -> int:
+    """``floor(log2(largest / amax))``: the largest power of two by which ``amax`` may grow. Both finite and over 0.
+
+    By mantissa and exponent: exact, where a rounded logarithm may miss a quotient that is a power of two.
+    """
+    (mantissa, exponent), (below, shift) = math.frexp(largest), math.frexp(amax)
+    return exponent - shift - (mantissa < below)
+
+
 #: Magnitudes, in units of the root mean square, at which the integrals below are taken; evenly apart in log2.
 _Z = np.exp2(np.linspace(-30.0, 3.0, 3301))
 _DENSITY = math.sqrt(2 / math.pi) * np.exp(-_Z * _Z / 2) * _Z * (math.log(2) * 33.0 / 3300)

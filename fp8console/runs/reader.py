@@ -6,7 +6,6 @@ file is an empty one, because a reader may come before the writer. Nothing here 
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -19,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8console.protocol import events, paths, records
+from fp8console.protocol import events, hardware, paths, records
 from fp8console.protocol.numbers import number
 
 _LAYOUT_NOW: dict[str, Any] = records.parse_header(records.header())
@@ -331,7 +330,7 @@ class HardwareLog:
     """Hardware samples: the newest one, and as many before it as ``keep``. One sample a line, about one a second.
 
     ``taken`` counts all that were read. The whole run's are for runs/utilisation.py: a sample of eight cards is some
-    6 kB of text and ten times that in memory.
+    2 kB of text and thirty times that in memory.
     """
 
     def __init__(self, run_dir: Path, keep: int = 60) -> None:
@@ -352,11 +351,8 @@ class HardwareLog:
             self.history.clear()
         found = False
         for line in lines:
-            try:
-                sample = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(sample, dict):
+            sample = hardware.parse(line)
+            if sample is not None:
                 self.history.append(sample)
                 self.taken += 1
                 found = True

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from fp8console.runs.baseline import Baseline, KindFigures
-from fp8console.runs.quantisation import Format, flushed_share, least_error, relative_error, rescaled_share
+from fp8console.runs.quantisation import (
+    Format,
+    fitting_exponent,
+    flushed_share,
+    least_error,
+    relative_error,
+    rescaled_share,
+)
 
 #: Bits of precision that a kind of tensor may lose beside what the format's mantissa costs anyway.
 LOST_BITS = 1.0
@@ -154,7 +161,7 @@ class _Column:
 
 def _fitting(amax: float, fmt: Format) -> float:
     """The largest power of two at which ``amax`` fits."""
-    return 2.0 ** math.floor(math.log2(fmt.max) - math.log2(amax))
+    return 2.0 ** fitting_exponent(amax, fmt.max)
 
 
 def _precision(column: _Column, factor: float, fmt: Format) -> tuple[float | None, float | None]:

@@ -298,6 +298,9 @@ def _steering(result: RunStatus, tally: Tally) -> None:
         setattr(result, name, number(tally.settings.get(name)))
     if tally.settings.get("clip_norm") == "auto":
         result.clip_norm = "auto"
+    wanted, now = tally.profile_clip, result.clip_limit
+    if wanted is not None and (now is None or now > 0.999 * wanted):
+        result.clip_norm = wanted  # where the script clips to less, that stays
 
 
 def _total_steps(info: dict[str, Any], tally: Tally) -> int | None:

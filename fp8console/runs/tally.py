@@ -43,6 +43,7 @@ class Tally:
         self.rolled_back_at: int | None = None
         self.incident: str | None = None
         self.notes: list[str] = []
+        self.profile_clip: float | None = None  # until the operator sets one
         self.points: dict[tuple[str, int, str | None], dict[str, Any]] = {}
         self.scaler: dict[str, Any] | None = None
         self.scaler_note: str | None = None
@@ -168,8 +169,13 @@ class Tally:
         self.settings.update({k: self.scaler[k] for k in ("floor", "cap") if k in event})
 
     def _on_settings(self, event: dict[str, Any]) -> None:
+        self.profile_clip = None if "clip_norm" in event else self.profile_clip
         names = ("lr_scale", "clip_norm", "clip_z", "floor", "cap", "total_steps")
         self.settings.update({name: event[name] for name in names if name in event})
+
+    def _on_profile(self, event: dict[str, Any]) -> None:
+        applied = event.get("applied")
+        self.profile_clip = number(applied.get("clip_norm")) if isinstance(applied, dict) else None
 
     def _on_notice(self, event: dict[str, Any]) -> None:
         if event.get("part") == "scaler":
@@ -185,7 +191,7 @@ class Tally:
             self.notes = [*self.notes, text][-NOTES_KEPT:]
 
     def _incident(self, event: dict[str, Any]) -> None:
-        text, step = str(event.get("text")), event.get("step")
+        text, step = str(event.get("text")).partition("; ")[0], event.get("step")
         if isinstance(step, int) and f"{step:,}" not in text and str(step) not in text:
             text = f"{text} at step {step:,}"
         self.incident = text

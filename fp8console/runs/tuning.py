@@ -10,7 +10,7 @@ import numpy as np
 
 from fp8console.protocol.commands import SCALE_MAX, SCALE_MIN
 from fp8console.runs.baseline import Baseline
-from fp8console.runs.quantisation import Format, Values
+from fp8console.runs.quantisation import Format, Values, fitting_exponent
 from fp8console.runs.sensitivity import LayerVerdict, judge_layers
 
 #: Of the baseline's amax this quantile is what the initial scale makes fit; of its norms that one is the typical high.
@@ -57,9 +57,7 @@ def initial_scale(
     """
     if not (math.isfinite(amax) and amax > 0):
         return present
-    # By mantissa and exponent: exact, where a rounded logarithm may miss a quotient that is a power of two.
-    (mantissa, exponent), (below, shift) = math.frexp(fmt_max), math.frexp(amax)
-    bits = exponent - shift - (mantissa < below) - margin
+    bits = fitting_exponent(amax, fmt_max) - margin
     return min(max(float(2.0 ** max(-1000.0, min(1000.0, bits))), floor), cap)
 
 

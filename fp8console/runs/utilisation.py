@@ -6,7 +6,6 @@ what lies back is read at as many places of the file as there are columns; what 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8console.diagnosis.cards import Sample, gpus_of, is_stale, key, known
+from fp8console.protocol.hardware import parse
 from fp8console.protocol.numbers import number
 
 #: Bytes up to which a stretch of the file is read whole; beyond, one line a column.
@@ -147,7 +147,7 @@ def _backlog(path: Path, seconds: float, count: int) -> Iterable[Sample]:
             start = _offset_of(file, size, newest - seconds)
             if size - start <= WHOLE:
                 file.seek(start)
-                return [sample for sample in map(_parse, file.read(size - start).split(b"\n")) if sample is not None]
+                return [sample for sample in map(parse, file.read(size - start).split(b"\n")) if sample is not None]
             places = np.linspace(start, size, 2 * count, endpoint=False)
             found = [*(_sample_at(file, int(place), size) for place in places), last]
     except OSError:
@@ -174,7 +174,7 @@ def _sample_at(file: IO[bytes], offset: int, size: int) -> Sample | None:
     if offset > 0:
         file.readline(LINE_LIMIT)
     while file.tell() < size:
-        sample = _parse(file.readline(LINE_LIMIT))
+        sample = parse(file.readline(LINE_LIMIT))
         if sample is not None:
             return sample
     return None
@@ -184,15 +184,7 @@ def _newest(file: IO[bytes], size: int) -> Sample | None:
     start = max(0, size - LINE_LIMIT)
     file.seek(start)
     for line in reversed(file.read(size - start).split(b"\n")):
-        sample = _parse(line)
+        sample = parse(line)
         if sample is not None:
             return sample
     return None
-
-
-def _parse(line: bytes) -> Sample | None:
-    try:
-        sample = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return sample if isinstance(sample, dict) else None

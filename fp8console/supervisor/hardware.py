@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fp8console.diagnosis.cards import WINDOW, balance, recent
 from fp8console.diagnosis.hardware import HardwareEpisodes
+from fp8console.protocol.hardware import dump
+from fp8console.protocol.line_file import LineFile
 
 
 class HardwareWatch:
@@ -33,3 +36,20 @@ class HardwareWatch:
             return
         for fields in found:
             self._event(fields.pop("kind"), fields.pop("text"), step, **fields)
+
+
+class HardwareFile:
+    """The run's samples, appended a line each. A full disk costs samples and nothing else: each one is tried."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFile(path)
+
+    def write(self, sample: dict[str, Any]) -> None:
+        """Raises nothing."""
+        try:
+            self._lines.append(dump(sample).encode())
+        except (OSError, TypeError, ValueError):
+            return
+
+    def close(self) -> None:
+        self._lines.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from fp8console.protocol import commands, events, identity, paths
 from fp8console.protocol.settings import Settings, from_json
 from fp8console.supervisor import policy, recovery, run_file, training
 from fp8console.supervisor.coordinator import Coordinator, RankPeer, Request
-from fp8console.supervisor.hardware import HardwareWatch
+from fp8console.supervisor.hardware import HardwareFile, HardwareWatch
 from fp8console.supervisor.server import Server
 
 #: Seconds between two looks at cadence, checkpoints and the processes' early events.
@@ -36,7 +35,7 @@ class Supervisor:
         self.run_dir = run_dir
         self.info = run_file.read(run_dir)
         self.settings: Settings = from_json(self.info["settings"])
-        self.events = events.EventWriter(paths.events_file(run_dir))
+        self.events = events.EventWriter(paths.events_file(run_dir), again=True)
         self.coordinator = Coordinator(self._resolve)
         self.server = Server(self._rank_joined, self._rank_said, self._rank_left, self._asked)
         self.training: training.Training | None = None
@@ -112,7 +111,10 @@ class Supervisor:
         try:
             await self.server.open(usual)
         except OSError as error:
-            other = Path(tempfile.mkdtemp(prefix="fp8console-")) / "run" / "supervisor.sock"
+            short = len(os.fsencode(tempfile.gettempdir())) < paths.SOCKET_BYTES // 2
+            other = (
+                Path(tempfile.mkdtemp(prefix="fp8console-", dir=None if short else "/tmp")) / "run" / "supervisor.sock"
+            )
             await self.server.open(other)
             self.event("notice", f"the socket is at {other}: {usual.parent}: {error.strerror}", part="supervisor")
             return other
@@ -303,23 +305,19 @@ class Supervisor:
     async def _sample(self) -> None:
         from fp8console.hardware.launcher import Sampler
 
-        try:
-            fd = os.open(self.run_dir / paths.HARDWARE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return
-
-        watch = HardwareWatch(self.event)
+        watch, file = HardwareWatch(self.event), HardwareFile(self.run_dir / paths.HARDWARE)
 
         def write(sample: dict[str, Any]) -> None:
             watch.take(sample, self._newest_step())
-            try:
-                os.write(fd, json.dumps(sample, separators=(",", ":")).encode() + b"\n")
-            except OSError:
-                pass  # a full disk loses telemetry, not the training
+            file.write(sample)
 
         pid = self.training.who.pid if self.training is not None else None
         source = self.settings.gpu_source
-        await Sampler(self.run_dir, write, pid=pid, source=source, ranks=self._rank_devices).run()
+        try:
+            await Sampler(self.run_dir, write, pid=pid, source=source, ranks=self._rank_devices).run()
+        except Exception as error:  # of a kind that nobody thought of; the training goes on, and somebody should know
+            reason = f"hardware samples have ended: {type(error).__name__}: {error}"
+            self.event("fault", reason, part="hardware", reason=reason)
 
     def _newest_step(self) -> int | None:
         steps = [peer.progress.get("progress") for peer in self.coordinator.ranks.values()]

@@ -240,6 +240,16 @@ def test_the_retune_form_checks_as_it_is_typed(make_run: Make, look: Look) -> No
     assert len(settings_for(look(make_run(3)))) == 8
 
 
+def test_the_retune_form_shows_limits_as_powers_and_the_other_refill(make_run: Make, look: Look) -> None:
+    run = make_run(3)
+    assert {s.name: s.note(look(run)) for s in settings_for(look(run))}["floor"] == "least scale, or off"
+    run.event("scaler", "scaler", refill="on_growth", margin=3.0, floor=512.0, cap=999999.0)
+    offered = {setting.name: setting for setting in settings_for(look(run))}
+    assert [offered[name].now(look(run)) for name in ("floor", "cap", "refill")] == ["2^9", "999,999", "on_growth"]
+    assert offered["refill"].note(look(run)) == "or every_clean_step"
+    assert offered["floor"].note(look(run)) == "least scale", "this scaler never goes without"
+
+
 def test_without_a_scaler_only_learning_rate_and_clipping_are_offered(make_run: Make, look: Look) -> None:
     assert [s.name for s in settings_for(look(make_run(3, scaler=False)))] == ["lr_scale", "clip_norm"]
 

@@ -79,6 +79,12 @@ def test_variables_that_hide_and_order(environment: dict[str, str], expected: li
     assert indices(by_orders([[0], [1], [2], [3]]), **environment) == expected
 
 
+def test_a_number_without_end_hides_what_follows() -> None:
+    """Python refuses to read it; the runtimes take it for a device that is not there."""
+    two, numbers = rows([0, 1]), [{"hip_id": 0}, {"hip_id": 1}]
+    assert order(two, numbers, {"HIP_VISIBLE_DEVICES": f"1,{'9' * 5000},0"}) == [1]
+
+
 def test_reversed_numbers_of_the_library() -> None:
     assert indices(rows([3, 2, 1, 0])) == [3, 2, 1, 0]
     # HIP's device 1 is row 2, its device 3 is row 0.

@@ -100,6 +100,7 @@ def test_a_library_that_hangs_is_ended(tmp_path: Path) -> None:
     "words, says",
     [
         (["--device", "cuda"], "sees no GPU"),
+        (["--device", "gpu"], "--device must be cpu, cuda or cuda:N, not 'gpu'"),
         (["--python", "nowhere/python"], "no such program"),
         (["--junit", "nowhere/out.xml"], "no such folder"),
     ],

@@ -261,6 +261,20 @@ def test_the_clipped_variant_passes_nothing_beyond_the_maximum(
     assert x.grad is not None and torch.equal(x.grad, kept.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("fmt", every_format())
+def test_the_clipped_variant_judges_the_value_that_is_cast(fmt: Fp8Format, dtype: torch.dtype) -> None:
+    # The product of x and 8 bits is exact in float32 and in float64, but not in the 16 bits of x.
+    scale = 155.0
+    top = grid(fmt.name)[-2] + fmt.spacing_at_max / 2
+    x = (torch.linspace(0.97, 1.03, 501, dtype=torch.float64) * top / scale).to(dtype).requires_grad_()
+    y = fp8_cast(x, fmt, False, scale, straight_through="clipped")
+    y.backward(torch.ones_like(y))
+    kept = reference(x.detach().double() * scale, fmt.name, saturate=False).isfinite()
+    assert 0 < kept.sum() < len(kept)
+    assert x.grad is not None and x.grad.dtype == dtype and torch.equal(x.grad, kept.to(dtype))
+
+
 def test_other_straight_through_variants_are_refused() -> None:
     with pytest.raises(ValueError, match="straight_through is one of identity, clipped, not 'clip'"):
         fp8_cast(torch.ones(2), "e4m3", straight_through="clip")

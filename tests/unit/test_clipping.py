@@ -235,14 +235,29 @@ def test_each_group_follows_its_own_norms(groups: str) -> None:
     assert {name: round(60 * (share or 0)) for name, share in frequency.items()} == clipped
 
 
-def test_without_a_spike_nothing_is_touched() -> None:
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3, 1.0, 1e6])
+def test_without_a_spike_nothing_is_touched(size: float) -> None:
     net = Net()
     clipper = GradClipper(net)
     for step in range(50):
-        fill(net, {"model": 1 + 0.1 * math.sin(step)})
+        fill(net, {"model": size * (1 + 0.1 * math.sin(step))})
         before = [p.grad.clone() for p in net.parameters()]
         clipper.clip_()
         assert all(torch.equal(p.grad, old) for p, old in zip(net.parameters(), before))
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1e6])
+def test_a_spike_is_brought_to_its_limit_whatever_the_size_of_the_norms(size: float) -> None:
+    net, reference = Net(), Reference(2.5, 0.97, 25)
+    clipper = GradClipper(net)
+    for step in range(30):
+        norm = size * (1 + 0.1 * math.sin(step)) * (50 if step == 29 else 1)
+        limit = reference.limit(norm)
+        fill(net, {"model": norm})
+        clipper.clip_()
+        assert norm_of(net.parameters()) == pytest.approx(min(norm, limit), rel=1e-4, abs=0)
+        reference.take(min(norm, limit))
+    assert clipper.clip_frequency() == {"model": pytest.approx(1 / 30)}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

@@ -138,6 +138,34 @@ def test_adaptive_clipping_at_the_step(watch: Watch, fused: bool, scaled: bool, 
     assert not any(flags & FLAGS["scaled_clip"] for flags in watch.flags)
 
 
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e4])
+@pytest.mark.parametrize("scripts", [False, True])
+def test_adaptive_clipping_leaves_ordinary_norms_of_any_size_alone(
+    watch: Watch,  # noqa: F811
+    size: float,
+    scripts: bool,
+) -> None:
+    """The operator's, or a GradClipper of the script: the record says what happened to the gradients."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    clipper = GradClipper(net) if scripts else None
+    if not scripts:
+        watch.observer.clipping.norm = AutoClip()
+    for step in range(40):
+        push(net, size * (50 if step == 39 else 1 + 0.1 * (-1) ** step))
+        before = net.weight.grad.clone()
+        if clipper is not None:
+            clipper.clip_()
+        optimizer.step()
+        if step < 39:
+            assert torch.equal(net.weight.grad, before)
+    assert [step["clip_coef"] for step in watch.steps[:39]] == [1.0] * 39
+    assert watch.flags[:39] == [0] * 39 and watch.flags[39] == FLAGS["clipped"]
+    last = watch.steps[39]
+    assert norm_of(net) == pytest.approx(last["clip_limit"], rel=1e-4, abs=0)
+    assert last["clip_coef"] == pytest.approx(norm_of(net) / (50 * size), rel=1e-4, abs=0)
+
+
 def test_adaptive_clipping_takes_no_norm_that_is_not_finite(watch: Watch) -> None:  # noqa: F811
     rule = watch.observer.clipping.norm = AutoClip()
     net = model()
@@ -203,7 +231,7 @@ def test_commands() -> None:
     for wrong, says in (
         ({"clip_z": "0"}, "clip_z must be over 0"),
         ({"clip_z": "nan"}, "finite"),
-        ({"clip_norm": "often"}, "must be a number"),
+        ({"clip_norm": "often"}, "must be a number, auto or off, not 'often'"),
         ({"clip_norm": "2", "clip_z": "2"}, "clip_z goes with clip_norm=auto"),
         ({"clip_norm": "off", "clip_z": "2"}, "clip_z goes with clip_norm=auto"),
     ):

@@ -58,6 +58,8 @@ def test_anything_else_is_refused_in_one_line(thing: Any) -> None:
         ({"scale": "inf"}, "scale must be a finite number"),
         ({"scale": "many"}, "scale must be a number, not 'many'"),
         ({"scale": True}, "scale must be a number"),
+        ({"cap": "none"}, "cap must be a number or off, not 'none'"),
+        ({"saturation_tolerance": "none"}, "saturation_tolerance must be a number or off, not 'none'"),
         ({"scale": "1e300"}, "between 2^-126 and 2^126"),
         ({"scale": "x0"}, "factor must be over 0"),
         ({"scale": 10**400}, "too large"),

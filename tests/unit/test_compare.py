@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fp8console.cli.check_training import final_gap
 from fp8console.protocol import paths, records
 from fp8console.runs.compare import compare_runs, loss_gap, relative_errors
 
@@ -26,6 +27,17 @@ def gap(reference: list[float], candidate: list[float], first: int = 1) -> Any:
 def test_equal_curves_have_no_gap() -> None:
     found = gap([3.0, 2.0, 1.0], [3.0, 2.0, 1.0])
     assert (found.first, found.final, found.worst, found.steps, found.window) == (0, 0, 0, 3, 1)
+
+
+def test_a_small_loss_s_gap_says_what_it_is_a_share_of() -> None:
+    """0.01 under a first loss of 4 is judged by a twentieth of that, 0.2: 0.005 more is 2.5% of it."""
+    steps = np.arange(1, 3)
+    large = loss_gap(steps, np.array([4.0, 2.0]), steps, np.array([4.0, 2.1]))
+    assert final_gap(large) == "5%"
+    small = loss_gap(steps, np.array([4.0, 0.01]), steps, np.array([4.0, 0.015]))
+    assert final_gap(small) == "2.5% of 0.2, a twentieth of the first loss"
+    same = loss_gap(steps, np.array([4.0, 0.0]), steps, np.array([4.0, 0.0]))
+    assert final_gap(same) == "0%"
 
 
 def test_gaps_are_relative_and_at_their_steps() -> None:

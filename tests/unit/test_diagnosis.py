@@ -188,6 +188,44 @@ def test_a_clock_set_back_is_no_alert_and_stops_nothing() -> None:
     assert kinds(found([*before, *after])) == [("hardware", "throttling_thermal")]
 
 
+def test_a_clock_set_back_delays_neither_an_alert_nor_its_end() -> None:
+    bad, well = [card(**throttled(thermal=0.5))], [card(**throttled())]
+    gathering = stream(8, lambda second: bad, start=9000.0)
+    (begun,) = found([*gathering, *stream(40, lambda second: bad, start=2000.0)])
+    assert begun["kind"] == "hardware" and begun["at"] < 2000 + 15
+    told = stream(60, lambda second: bad, start=9000.0)
+    events = found([*told, *stream(120, lambda second: well, start=2000.0)])
+    assert kinds(events) == [("hardware", "throttling_thermal"), ("recovered", "throttling_thermal")]
+    assert events[1]["at"] < 2000 + 75 and events[1]["since"] <= events[1]["until"]
+    ended = stream(20, lambda second: bad, start=9000.0) + stream(30, lambda second: well, start=9020.0)
+    assert len(found([*ended, *stream(90, lambda second: well, start=2000.0)])) == 2
+    errors = [card(ecc_uncorrectable=0)], [card(ecc_uncorrectable=1)]
+    before = stream(20, lambda second: errors[second > 10], start=9000.0)
+    events = found([*before, *stream(1000, lambda second: errors[1], start=2000.0)])
+    assert kinds(events) == [("hardware", "ecc_uncorrectable"), ("recovered", "ecc_uncorrectable")]
+
+
+def test_balance_after_a_clock_set_back_is_of_what_came_since() -> None:
+    before = stream(60, lambda second: [card(0, busy=90), card(1, busy=90)], start=9000.0)
+    after = stream(9, lambda second: [card(0, busy=90), card(1, busy=45)], start=2000.0)
+    assert cards.balance([*before, *after]) == pytest.approx(0.5)
+
+
+def test_sources_that_count_differently_are_no_errors() -> None:
+    """The library counts blocks that sysfs does not show: taking turns is not an error each time."""
+
+    def gpus(second: int) -> list[Values]:
+        by_library = second % 20 < 10
+        counts = {"ecc_uncorrectable": 2 if by_library else 0, "ecc_correctable": 40 if by_library else 3}
+        return [card(source="amdsmi" if by_library else "sysfs", **counts)]
+
+    assert found(stream(200, gpus)) == []
+    more = [card(source="sysfs", ecc_uncorrectable=1, ecc_correctable=3)]
+    assert kinds(found([*stream(200, gpus), *stream(5, lambda second: more, start=1200.0)])) == [
+        ("hardware", "ecc_uncorrectable")
+    ]
+
+
 FIELDS = ("busy", "memory_busy", "vram_used", "vram_total", "throttle", "ecc_correctable", "ecc_uncorrectable", "age")
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.none(), st.booleans(), st.floats(), st.integers(-5, 2**64), st.text(max_size=3), st.just({}), st.just([None])
@@ -238,6 +276,13 @@ def test_balance_is_unknown_where_it_would_say_nothing() -> None:
 def test_balance_is_over_the_cards_of_the_run() -> None:
     samples = stream(12, lambda second: [card(0, busy=90, used=True), card(1, busy=81, used=True), card(2, busy=0)])
     assert cards.balance(samples) == pytest.approx(0.9)
+
+
+def test_the_cards_of_a_run_on_partitions() -> None:
+    """A card that is several of torch's devices has no single number, and is visible all the same."""
+    hidden, mine = card(0, torch_index=None, torch_indices=[]), card(1, torch_index=None, torch_indices=[0, 1, 2])
+    assert cards.run_cards([hidden, mine]) == [mine]
+    assert cards.run_cards([card(0, torch_indices=3), card(1)]) == [card(0, torch_indices=3), card(1)]
 
 
 def test_balance_of_xcds() -> None:

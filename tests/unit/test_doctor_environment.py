@@ -71,7 +71,8 @@ def test_serialised_kernels(tmp_path: Path) -> None:
     [
         ({"HIP_VISIBLE_DEVICES": "0,1,2,3"}, "HIP_VISIBLE_DEVICES", "ok", "all of 4 devices"),
         ({"HIP_VISIBLE_DEVICES": "3,1"}, "HIP_VISIBLE_DEVICES", "warn", "2 of 4 devices"),
-        ({"HIP_VISIBLE_DEVICES": ""}, "HIP_VISIBLE_DEVICES", "fail", "hides every card"),
+        ({"HIP_VISIBLE_DEVICES": ""}, "HIP_VISIBLE_DEVICES", "warn", "is empty"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, "ROCR_VISIBLE_DEVICES", "fail", "hides every card"),
         ({"HIP_VISIBLE_DEVICES": "-1"}, "HIP_VISIBLE_DEVICES", "fail", "hides every card"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES", "fail", "hides every card"),
         ({"HIP_VISIBLE_DEVICES": "0,4"}, "HIP_VISIBLE_DEVICES", "fail", "there is no device 4; 1 of 4 devices left"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -95,6 +96,17 @@ def test_gradients_without_a_scale_overflow_as_hardware_lets_a_scaler_see(probe:
     )
 
 
+@pytest.mark.parametrize("fmt", [fmt.name for fmt in FORMATS])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_was_not_finite_stays_so_under_a_scale(probe: FakeProbe, fmt: str, bad: float) -> None:
+    layer = nn.Linear(2, 2)
+    emulate(probe, fmt, "dynamic")
+    assert not layer(torch.tensor([[bad, 1.0]])).isfinite().any()
+    layer(torch.ones(1, 2)).backward(torch.tensor([[bad, 1.0]]))
+    assert layer.weight.grad is not None
+    assert not layer.weight.grad[0].isfinite().any() and layer.weight.grad[1].isfinite().all()
+
+
 class OwnForward(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight)  # no bias: its own
@@ -107,7 +119,7 @@ def test_subclasses_convolutions_and_spared_layers(probe: FakeProbe) -> None:
     )
     model.add_module("head", nn.Linear(8, 2))
     x = torch.randn(2, 1, 6, 6)
-    made = emulate(probe, spared=("hea*",))
+    made = emulate(probe, spared=("hea*", "tail"))
     y = model(x)
     conv, own, head = model.conv, model.own, model.head
     wanted = nn.functional.conv2d(cast_through(x, "e4m3fn"), cast_through(conv.weight, "e4m3fn"), conv.bias).relu()
@@ -122,6 +134,8 @@ def test_subclasses_convolutions_and_spared_layers(probe: FakeProbe) -> None:
     assert event["share"] == pytest.approx(548 / (548 + 12 + 18))
     assert event["text"].startswith("2 layers with 94.8% of the parameters: e4m3fn, gradients e5m2")
     assert event["text"].endswith("not in FP8: head")
+    notices = [event["text"] for event in probe.events if event["kind"] == "notice"]
+    assert notices == ["no layer has a name like 'tail', the pattern of layers to leave out"]
 
 
 def test_a_library_s_own_linear_layer(probe: FakeProbe) -> None:

@@ -111,3 +111,12 @@ def test_many_skips_in_a_row_are_not_blamed_on_the_scale_and_a_scale_of_zero_is_
     assert [step for step, _ in told] == [1, 16, 167]
     assert "not the scale's doing" in told[1][1] and "2^1" in told[1][1]
     assert "ruins the weights" in told[2][1]
+
+
+@pytest.mark.parametrize("floor", [False, True])
+def test_a_floor_is_advised_where_there_is_none(floor: bool) -> None:
+    told: list[str] = []
+    episodes = Episodes(lambda kind, text, step=None, **fields: told.append(text), lambda: floor)
+    for step in range(1, 17):
+        episodes.note(step, {"loss": 1.0, "scale": 1024.0}, FLAGS["skipped"])
+    assert told[1].endswith("; roll back" if floor else "; set floor=1 keeps it from 0, or roll back")

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fp8console.runs.quantisation import FORMATS, flushed_share, least_error, relative_error, rescaled_share
+from fp8console.runs.quantisation import (
+    FORMATS,
+    fitting_exponent,
+    flushed_share,
+    least_error,
+    relative_error,
+    rescaled_share,
+)
 
 DTYPES = {name: getattr(torch, name if name == "float16" else f"float8_{name}") for name in FORMATS}
 
@@ -55,6 +65,14 @@ def test_error_and_flushing_agree_with_rounding_to_the_codes(name: str) -> None:
         flushed = np.mean((rounded == 0) & (x != 0))
         assert relative_error(np.array([2**exponent]), fmt)[0] == pytest.approx(found, rel=0.08)
         assert flushed_share(np.array([2**exponent]), fmt)[0] == pytest.approx(flushed, abs=0.006)
+
+
+@given(st.floats(1e-40, 1e38), st.sampled_from([448.0, 240.0, 57344.0, 65504.0]))
+def test_the_largest_power_of_two_that_fits(amax: float, largest: float) -> None:
+    # In fractions, which round nothing; quotients that are powers of two are the hard ones.
+    for given_amax in (amax, math.ldexp(largest, math.frexp(amax)[1])):
+        power = Fraction(2) ** fitting_exponent(given_amax, largest)
+        assert Fraction(given_amax) * power <= Fraction(largest) < 2 * Fraction(given_amax) * power
 
 
 def test_a_known_amax_keeps_a_full_range_from_counting_as_saturated() -> None:

@@ -274,6 +274,17 @@ def test_the_operators_clipping(run_dir: RunDir) -> None:
     assert run_dir.status().last_incident == "clipped 30 of 100 steps at step 1"
 
 
+def test_a_profiles_clipping_is_in_effect_until_the_operator_sets_another(run_dir: RunDir) -> None:
+    run_dir.event("profile", 1, "profile x.toml: applied clip_norm 0.36", applied={"clip_norm": 0.36}, not_applied=[])
+    assert run_dir.status().clip_norm == 0.36
+    run_dir.steps({"step": 1, "clip_limit": 0.1})
+    assert run_dir.status().clip_norm is None, "the script clips to less itself"
+    run_dir.steps({"step": 2, "clip_limit": 0.36})
+    assert run_dir.status().clip_norm == 0.36
+    run_dir.event("settings", lr_scale=1.0, clip_norm=None, clip_z=None, floor=None, cap=None)
+    assert run_dir.status().clip_norm is None
+
+
 def test_stability_in_status_and_its_json(run_dir: RunDir) -> None:
     assert run_dir.status().stability == StabilityFigures()
     run_dir.steps(*({"step": step, "loss": 2.0, "clip_coef": 1.0} for step in range(1, 31)))

@@ -60,6 +60,15 @@ def test_a_scale_and_its_reciprocal_are_always_normal_numbers() -> None:
             assert 2.0**-126 <= scale.item() <= 2.0**126 and 2.0**-126 <= (1 / scale).item() <= 2.0**126
 
 
+@pytest.mark.parametrize("amax", [1e-45, 1e-40, 2.0**-118, 2.0**-110, 3e38])
+@pytest.mark.parametrize("margin", [-3, 0, 100])
+def test_a_power_of_two_for_an_amax_near_the_end_of_float32_stops_at_the_bounds(amax: float, margin: int) -> None:
+    given = torch.tensor(amax)
+    scale = scale_for(given, "e4m3fn", torch.tensor(1.0), margin, power_of_two=True).item()
+    # In float64 the quotient is finite, where float32's may be infinite or subnormal.
+    assert scale == expected(given.item(), "e4m3fn", 1.0, margin, power_of_two=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_dynamic_scaling_reaches_the_maximum_and_never_passes_it(dtype: torch.dtype) -> None:
     x = (torch.randn(1000, generator=torch.Generator().manual_seed(1)) * 1e-3).to(dtype)

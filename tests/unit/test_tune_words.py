@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fp8console.cli.arguments import UsageError
+from fp8console.cli.tune import changes
 from fp8console.cli.tune_words import parse
 
 
@@ -61,3 +62,14 @@ def test_a_wrong_word_is_one_line(words: list[str], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(words)
     assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("clip_limit", "clip_norm"), [(1.0, None), (35.0, None), (50.0, 35.0), (None, 35.0)])
+def test_a_smaller_limit_of_the_scripts_own_stays_when_the_training_goes_on(
+    clip_limit: float | None, clip_norm: float | None
+) -> None:
+    made = {"scaler": {"preset": "headroom", "margin": 3, "init_scale": 8.0}, "clipping": {"clip_norm": 35.0}}
+    stock = changes(made, {"class_name": "GradScaler"}, clip_limit)
+    assert stock == {"name": "set", "scale": 8.0} | ({} if clip_norm is None else {"clip_norm": clip_norm})
+    assert changes(made, {"margin": 2.0}, 1.0) == {"name": "set", "scale": 8.0, "margin": 3}
+    assert changes(made, None, 1.0) == {"name": "set"}

@@ -74,14 +74,14 @@ def test_a_long_file_is_read_at_places(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(utilisation, "WHOLE", 4096)
     monkeypatch.setattr(utilisation, "LINE_LIMIT", 4096)
     read = 0
-    parse = utilisation._parse
+    parse = utilisation.parse
 
     def counted(line: bytes) -> dict[str, Any] | None:
         nonlocal read
         read += 1
         return parse(line)
 
-    monkeypatch.setattr(utilisation, "_parse", counted)
+    monkeypatch.setattr(utilisation, "parse", counted)
     found = History(path, 100.0, 50).look()
     assert read < 400, "of 20,000 lines"
     assert found.values.shape == (1, 50) and found.sampled.all()

@@ -17,7 +17,7 @@ from fp8console.console.glyphs import Glyphs
 from fp8console.console.lines import clean
 from fp8console.console.snapshot import Snapshot
 from fp8console.console.wording import percent_text, scale_text, short_number
-from fp8console.protocol.commands import CommandError, validate
+from fp8console.protocol.commands import REFILLS, CommandError, validate
 from fp8console.protocol.numbers import number
 
 
@@ -53,6 +53,23 @@ def _scale_note(snapshot: Snapshot) -> str:
     return scale_text(snapshot.status.scale) + "; or x2, /2"
 
 
+def _limit(value: float | None) -> str:
+    if value is None:
+        return "none"
+    power = scale_text(value)
+    return f"{value:,.10g}" if "." in power else power
+
+
+def _floor_note(snapshot: Snapshot) -> str:
+    # A scaler that has a margin never goes without a floor.
+    return "least scale" if "margin" in (snapshot.status.scaler or {}) else "least scale, or off"
+
+
+def _refill_note(snapshot: Snapshot) -> str:
+    now = (snapshot.status.scaler or {}).get("refill")
+    return "or " + " or ".join(other for other in REFILLS if other != now)
+
+
 def _lr_note(snapshot: Snapshot) -> str:
     lr = snapshot.status.lr
     return "" if lr is None else f"learning rate now {lr:.3g}"
@@ -68,11 +85,11 @@ SETTINGS = (
     Setting("growth_factor", "growth_factor", _of_scaler("growth_factor"), lambda s: "over 1", scaler=True),
     Setting("backoff_factor", "backoff_factor", _of_scaler("backoff_factor"), lambda s: "between 0 and 1", scaler=True),
     Setting("growth_interval", "growth_interval", _of_scaler("growth_interval"), lambda s: "clean steps", scaler=True),
-    Setting("floor", "floor", lambda s: _own(s.status.floor, "none"), lambda s: "least scale, or off", scaler=True),
-    Setting("cap", "cap", lambda s: _own(s.status.cap, "none"), lambda s: "largest scale, or off", scaler=True),
-    Setting("margin", "margin, bits", _of_scaler("margin", "off"), lambda s: "kept below the edge", True, own=True),
+    Setting("floor", "floor", lambda s: _limit(s.status.floor), _floor_note, scaler=True),
+    Setting("cap", "cap", lambda s: _limit(s.status.cap), lambda s: "largest scale, or off", scaler=True),
+    Setting("margin", "margin, bits", _of_scaler("margin", "off"), lambda s: "below the edge, or off", True, own=True),
     Setting("hysteresis", "hysteresis", _of_scaler("hysteresis"), lambda s: "overflows to back off", True, own=True),
-    Setting("refill", "refill", _of_scaler("refill"), lambda s: "on_growth, every_clean_step", True, own=True),
+    Setting("refill", "refill", _of_scaler("refill"), _refill_note, True, own=True),
     Setting("smoothing", "smoothing", _of_scaler("smoothing"), lambda s: "of growth, 0 to 1", True, own=True),
     Setting("patience", "patience", _of_scaler("patience"), lambda s: "bad steps to back off", True, own=True),
     Setting(
@@ -87,7 +104,7 @@ SETTINGS = (
         "saturation_tolerance",
         "saturation, share",
         _of_scaler("saturation_tolerance", "off"),
-        lambda s: "is overflow",
+        lambda s: "is overflow, or off",
         True,
         True,
     ),

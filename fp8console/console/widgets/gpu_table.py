@@ -119,7 +119,10 @@ def _partition(gpu: Gpu) -> Span | None:
 
 
 def _torch(gpu: Gpu) -> Span | None:
-    index = gpu.get("torch_index")
+    index, several = gpu.get("torch_index"), gpu.get("torch_indices")
+    if isinstance(several, list) and len(several) > 1:  # a partitioned card
+        whole = several == list(range(several[0], several[0] + len(several)))
+        return f"cuda:{several[0]}-{several[-1]}" if whole else f"cuda:{','.join(map(str, several))}", "text"
     return (f"cuda:{index}", "text") if index is not None else ("unused", "faint") if gpu.get("used") is False else None
 
 

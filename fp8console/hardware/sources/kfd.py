@@ -7,6 +7,7 @@ the kernel's kfd_topology.c (gfx_target_version = major * 10000 + minor * 100 + 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,18 +32,19 @@ def nodes(root: Path) -> list[Node]:
     """All GPU nodes below ``root`` (normally /sys) in HIP's order; empty where KFD or the permission is missing."""
     folder = root / "class" / "kfd" / "kfd" / "topology" / "nodes"
     try:
-        numbers = sorted(int(name) for name in os.listdir(folder) if name.isdigit())
+        numbers = sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
     except OSError:
         return []
     found: list[Node] = []
     for number in numbers:
         try:
-            gpu_id = (folder / str(number) / "gpu_id").read_text().strip()
-            properties = _properties((folder / str(number) / "properties").read_text())
+            gpu_id = (folder / str(number) / "gpu_id").read_text(errors="replace").strip()
+            properties = _properties((folder / str(number) / "properties").read_text(errors="replace"))
         except OSError:
             # A node that may not be read is a GPU hidden from this container: HIP does not count it either.
             continue
-        if not int(gpu_id or "0") or not properties.get("simd_count"):
+        # The processor's node has 0.
+        if not re.fullmatch(r"0*[1-9]\d*", gpu_id, re.ASCII) or not properties.get("simd_count"):
             continue
         location, domain = properties.get("location_id", 0), properties.get("domain", 0)
         found.append(
@@ -71,7 +73,7 @@ def _properties(text: str) -> dict[str, int]:
 
 def arch_of(version: int | None) -> str | None:
     """gfx90a for 90010, gfx942 for 90402, gfx1100 for 110000; the stepping is a hexadecimal digit."""
-    if not version:
+    if not version or not 0 < version < 1_000_000:
         return None
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 

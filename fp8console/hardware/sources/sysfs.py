@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,10 @@ class Sysfs:
     def read(self, key: str, slow: bool, pids: frozenset[int]) -> Reading:
         """A card's values; with ``slow`` also those that hardly change or cost much. Raises nothing."""
         card = self._cards[key]
+        if slow and (card.hwmon is None or not os.path.isdir(card.hwmon)):
+            # A driver that was loaded anew gives them another number.
+            hwmon, sensors = _sensors(Path(card.device))
+            card = self._cards[key] = replace(card, hwmon=hwmon, sensors=sensors)
         reading = read_card(card)
         if slow:
             reading.slow = read_slowly(card)
@@ -86,12 +90,7 @@ def find_cards(root: Path) -> list[Card]:
 def _card(bdf: str, device: Path, nodes: list[kfd.Node]) -> Card:
     mine = [node for node in nodes if node.slot == bdf.rpartition(".")[0]]
     unique = _text(f"{device}/unique_id")
-    hwmon = next(iter(sorted(glob.glob(f"{glob.escape(str(device))}/hwmon/hwmon*"))), None)
-    sensors = {}
-    for path in sorted(glob.glob(f"{glob.escape(hwmon)}/temp*_label")) if hwmon is not None else ():
-        label = _text(path)
-        if label:
-            sensors[label] = path.removesuffix("_label") + "_input"
+    hwmon, sensors = _sensors(device)
     gpu = Gpu(
         key=bdf,
         name=_name(device),
@@ -101,6 +100,14 @@ def _card(bdf: str, device: Path, nodes: list[kfd.Node]) -> Card:
         orders=tuple(node.order for node in mine),
     )
     return Card(gpu, str(device), hwmon, sensors, tuple(node.gpu_id for node in mine))
+
+
+def _sensors(device: Path) -> tuple[str | None, dict[str, str]]:
+    """The folder of a card's sensors, and those of temperatures by their labels."""
+    hwmon = next(iter(sorted(glob.glob(f"{glob.escape(str(device))}/hwmon/hwmon*"))), None)
+    labels = sorted(glob.glob(f"{glob.escape(hwmon)}/temp*_label")) if hwmon is not None else []
+    texts = {path: _text(path) for path in labels}
+    return hwmon, {label: path.removesuffix("_label") + "_input" for path, label in texts.items() if label}
 
 
 def read_card(card: Card) -> Reading:
@@ -138,10 +145,9 @@ def read_card(card: Card) -> Reading:
 def read_slowly(card: Card) -> dict[str, Any]:
     """What hardly changes: partitioning, the PCIe link's limits, ECC errors since the driver started."""
     device = card.device
-    compute = _text(f"{device}/current_compute_partition")
-    memory = _text(f"{device}/current_memory_partition")
+    compute, memory = (_mode(f"{device}/current_{kind}_partition") for kind in ("compute", "memory"))
     return {
-        "partition": {"compute": compute or None, "memory": memory or None} if compute or memory else None,
+        "partition": {"compute": compute, "memory": memory} if compute or memory else None,
         # For cards whose gpu_metrics does not tell; what it tells comes first.
         "pcie_width": known(_integer(f"{device}/current_link_width"), 64) or None,
         "pcie_speed_gts": _link_speed(f"{device}/current_link_speed"),
@@ -189,6 +195,12 @@ def _integer(path: str) -> int | None:
         return int(text, 0)
     except ValueError:
         return None
+
+
+def _mode(path: str) -> str | None:
+    """A partition mode, such as SPX or NPS1."""
+    text = _text(path) or ""
+    return text if re.fullmatch(r"[A-Z]{3}\d*", text) else None
 
 
 def _millionths(path: str) -> float | None:
