@@ -22,6 +22,8 @@ from fp8console.probe.guard import Guard
 from fp8console.probe.sameness import NOTED_STEPS, Sameness, seed_everything
 from fp8console.protocol.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("only_own_modules")
+
 
 class FakeProbe:
     """What these parts see of a probe."""

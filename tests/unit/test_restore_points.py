@@ -18,6 +18,8 @@ from fp8console.probe.guard import Guard
 from fp8console.probe.restore_points import RestorePoints, mean_of_finite
 from fp8console.protocol.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("only_own_modules")
+
 
 class Script:
     """What a probe knows of a script, and its restore points."""
