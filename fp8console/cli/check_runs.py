@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8console.cli.arguments import CommandFailed, UsageError
-from fp8console.cli.launch import LaunchError, say
+from fp8console.cli import supervised_run
+from fp8console.cli.arguments import CommandFailed
+from fp8console.cli.launch import say
 from fp8console.cli.options import LaunchOptions
-from fp8console.protocol import identity
 
-POLL = 0.1
 #: Seconds between two lines of progress where there is no terminal.
 PLAIN_LINES = 10.0
 #: Steps beyond the last after which a training that caught its end is ended by signals.
@@ -40,14 +39,15 @@ def run_training(what: str, training: list[str], options: LaunchOptions, steps: 
     """
     from fp8console.runs.run import Run
 
-    run_dir = _launch(what, training, options)
+    run_id, run_dir = supervised_run.launch(training, options)
+    say(f"{what}: run {run_id}")
     run = Run(run_dir)
     shown = _Progress(what, steps)
     try:
         status = _follow(run, shown, steps, options.settings.grace_seconds)
     except KeyboardInterrupt:
         shown.end()
-        _end(run, signal.SIGINT, options.settings.grace_seconds)
+        supervised_run.end(run, signal.SIGINT, options.settings.grace_seconds)
         say(f"interrupted; records of the {what}: {run_dir}")
         raise
     run.refresh()
@@ -55,23 +55,6 @@ def run_training(what: str, training: list[str], options: LaunchOptions, steps: 
     shown.show(taken)
     shown.end()
     return EndedRun(run_dir, run, status, taken, _error(run, status, taken))
-
-
-def _launch(what: str, training: list[str], options: LaunchOptions) -> Path:
-    from fp8console.cli import launch
-
-    try:
-        python = launch.choose_python(options.python)
-        command = launch.build_command(training, options.kind, python)
-        if options.kind == "script":
-            launch.check_script(training[0], python)
-        run_id = launch.make_run_id(options, training)
-        run_dir = launch.make_run_dir(run_id, options)
-        launch.start_supervisor(run_dir, run_id, command, python, options, training)
-    except LaunchError as error:
-        raise (UsageError if error.status == 2 else CommandFailed)(str(error)) from None
-    say(f"{what}: run {run_id}")
-    return run_dir
 
 
 def _follow(run: Any, shown: _Progress, steps: int, grace: float) -> int:
@@ -84,36 +67,14 @@ def _follow(run: Any, shown: _Progress, steps: int, grace: float) -> int:
         status = exit_status(run)
         if status is not None:
             return status
-        if _lost(run.info):
+        if supervised_run.is_lost(run.info):
             raise CommandFailed(f"check: the run is lost: its supervisor and its training are gone; {run.run_dir}")
         shown.show(min(taken, steps))
         if taken >= steps:
             late_since = late_since or time.monotonic()
             if taken > steps + STEPS_BEYOND or time.monotonic() - late_since > grace:
-                _end(run, signal.SIGTERM, grace)  # it caught the end, or hangs in it
-        time.sleep(POLL)
-
-
-def _end(run: Any, number: signal.Signals, grace: float) -> None:
-    """Signal the training, after the grace kill it, and wait until its supervisor has written the end."""
-    from fp8console.cli.headless import exit_status
-
-    who = identity.ProcessIdentity.from_json(run.info.get("training"))
-    if who is None:
-        return
-    identity.send_signal(who, number, group=True)
-    kill_at = time.monotonic() + grace
-    end = kill_at + 10.0
-    while exit_status(run) is None and time.monotonic() < end:
-        if identity.is_alive(who) and time.monotonic() > kill_at:
-            identity.send_signal(who, signal.SIGKILL, group=True)
-        time.sleep(POLL)
-        run.refresh()
-
-
-def _lost(info: dict[str, Any]) -> bool:
-    people = [identity.ProcessIdentity.from_json(info.get(name)) for name in ("supervisor", "training")]
-    return all(who is not None and not identity.is_alive(who) for who in people)
+                supervised_run.end(run, signal.SIGTERM, grace)  # it caught the end, or hangs in it
+        time.sleep(supervised_run.POLL)
 
 
 def _error(run: Any, status: int, taken: int) -> str | None:
@@ -156,7 +117,7 @@ class _Progress:
         now = time.monotonic()
         if taken == self._last or (now < self._next and taken < self._steps):
             return
-        self._last, self._next = taken, now + (POLL if self._terminal else PLAIN_LINES)
+        self._last, self._next = taken, now + (supervised_run.POLL if self._terminal else PLAIN_LINES)
         text = f"{self._what}: step {taken:,} of {self._steps:,}"
         if self._terminal:
             print(f"\r{text}", end="", file=sys.stderr, flush=True)

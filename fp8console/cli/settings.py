@@ -5,17 +5,15 @@ Every value given anywhere is checked, also one that another place overrides: no
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fp8console.cli.arguments import UsageError
-from fp8console.protocol import paths
+from fp8console.protocol import paths, toml_text
 from fp8console.protocol.settings import SettingError, Settings, check
 
 PREFIX = "FP8CONSOLE_"
@@ -98,27 +96,15 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from None
-    values = _parse_toml(path, text)
+    try:
+        values = toml_text.parse(text)
+    except toml_text.TomlError as error:
+        raise UsageError(f"{toml_text.at(path, error.line)}: {error}") from None
     for name, value in values.items():
         try:
             check(name, value)
         except SettingError as error:
             raise UsageError(f"{path}, line {_line_of(name, text)}: {error}") from None
-    return values
-
-
-def _parse_toml(path: Path, text: str) -> dict[str, Any]:
-    try:
-        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ImportError:
-        raise UsageError(f"{path}: reading it needs tomli on Python 3.10; install that") from None
-    try:
-        values: dict[str, Any] = toml.loads(text)
-    except toml.TOMLDecodeError as error:
-        # The parser's own text ends in "(at line 3, column 5)": file and line first, as everywhere.
-        match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
-        line = match[2] if match and match[2] else str(text.count("\n") + 1)
-        raise UsageError(f"{path}, line {line}: {match[1] if match else error}") from None
     return values
 
 

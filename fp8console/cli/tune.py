@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fp8console.cli.arguments import CommandFailed, UsageError
-from fp8console.cli.launch import LaunchError, say
+from fp8console.cli import supervised_run
+from fp8console.cli.arguments import CommandFailed
+from fp8console.cli.launch import say
 from fp8console.cli.tune_words import TuneWords, parse
-from fp8console.protocol import identity, paths
+from fp8console.protocol import paths
 
-#: Seconds between two looks at the run, and between two lines of progress where there is no terminal.
-POLL = 0.1
+#: Seconds between two lines of progress where there is no terminal.
 PLAIN_LINES = 5.0
+#: Seconds between the signal to a training and its kill.
+KILL_AFTER = 10.0
 #: Lines of a failed training's output that are shown.
 TAIL = 15
 
@@ -25,7 +27,8 @@ TAIL = 15
 def main(words: Sequence[str]) -> int:
     """Runs the baseline, prints what it shows, writes the profile. Raises UsageError and CommandFailed."""
     given = parse(words)
-    run_dir = _launch(given)
+    run_id, run_dir = supervised_run.launch(given.training, given.options)
+    say(f"run {run_id}; the training's output: {run_dir / paths.OUTPUT}")
     ended = _watch(run_dir, given)
 
     from fp8console.cli.tune_report import report
@@ -37,24 +40,6 @@ def main(words: Sequence[str]) -> int:
 
     _apply(run_dir, made)
     return follow(run_dir)
-
-
-def _launch(given: TuneWords) -> Path:
-    from fp8console.cli import launch
-
-    options = given.options
-    try:
-        python = launch.choose_python(options.python)
-        command = launch.build_command(given.training, options.kind, python)
-        if options.kind == "script":
-            launch.check_script(given.training[0], python)
-        run_id = launch.make_run_id(options, given.training)
-        run_dir = launch.make_run_dir(run_id, options)
-        launch.start_supervisor(run_dir, run_id, command, python, options, given.training)
-    except LaunchError as error:
-        raise (UsageError if error.status == 2 else CommandFailed)(str(error)) from None
-    say(f"run {run_id}; the training's output: {run_dir / paths.OUTPUT}")
-    return run_dir
 
 
 def _watch(run_dir: Path, given: TuneWords) -> dict[str, Any] | None:
@@ -77,20 +62,20 @@ def _watch(run_dir: Path, given: TuneWords) -> dict[str, Any] | None:
                 return event
             if failed is not None:
                 shown.end(run)
-                _end(run)
+                supervised_run.end(run, signal.SIGTERM, KILL_AFTER)
                 raise CommandFailed(f"tune: {failed.get('reason') or failed['text']}")
             if status is not None:
                 shown.end(run)
                 _check_early_end(run, status)
                 return None
             if event is not None and time.time() - event["time"] > given.options.settings.grace_seconds:
-                _end(run)  # the script caught the exit and trains on
-            if _lost(run):
+                supervised_run.end(run, signal.SIGTERM, KILL_AFTER)  # the script caught the exit and trains on
+            if supervised_run.is_lost(run.info):
                 raise CommandFailed("tune: the run is lost: its supervisor and its training are gone")
-            time.sleep(POLL)
+            time.sleep(supervised_run.POLL)
     except KeyboardInterrupt:
         shown.end(run)
-        _end(run, signal.SIGINT)
+        supervised_run.end(run, signal.SIGINT, KILL_AFTER)
         raise
 
 
@@ -121,24 +106,6 @@ def _check_early_end(run: Any, status: int) -> None:
         notice = next((e["text"] for e in run.events.events if e["kind"] == "notice"), None)
         why = f": {notice}" if notice else ": no training step was seen"
         raise CommandFailed(f"tune: the training ended without a baseline{why}")
-
-
-def _end(run: Any, number: int = signal.SIGTERM, seconds: float = 10.0) -> None:
-    """End the training, the hard way after some seconds; its supervisor then writes the last things."""
-    who = identity.ProcessIdentity.from_json(run.info.get("training"))
-    if who is None:
-        return
-    identity.send_signal(who, signal.Signals(number), group=True)
-    end = time.monotonic() + seconds
-    while identity.is_alive(who) and time.monotonic() < end:
-        time.sleep(POLL)
-    if identity.is_alive(who):
-        identity.send_signal(who, signal.SIGKILL, group=True)
-
-
-def _lost(run: Any) -> bool:
-    people = [identity.ProcessIdentity.from_json(run.info.get(name)) for name in ("supervisor", "training")]
-    return all(who is not None and not identity.is_alive(who) for who in people) and "exit_status" in run.info
 
 
 def _apply(run_dir: Path, made: dict[str, Any]) -> None:
@@ -199,7 +166,7 @@ class _Progress:
         now = time.monotonic()
         if done == self._last or (now < self._next and done < self.steps):
             return
-        self._next, self._last = now + (POLL if self._bar else PLAIN_LINES), done
+        self._next, self._last = now + (supervised_run.POLL if self._bar else PLAIN_LINES), done
         self._write(run, done)
 
     def end(self, run: Any) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8console.protocol import toml_text
 from fp8console.protocol.profile import ProfileError, check_profile
 
 Place = tuple[str | int, ...]
@@ -134,26 +133,15 @@ def load(path: Path) -> dict[str, Any]:
         raise ProfileError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ProfileError(f"{path}: not UTF-8 at byte {error.start}") from None
-    data = _parse(path, text)
+    try:
+        data = toml_text.parse(text)
+    except toml_text.TomlError as error:
+        raise ProfileError(f"{toml_text.at(path, error.line)}: {error}") from None
     try:
         check_profile(data)
     except ProfileError as error:
         raise ProfileError(f"{path}, line {line_of(error.place, text)}: {error}", error.place) from None
     return data
-
-
-def _parse(path: Path, text: str) -> dict[str, Any]:
-    try:
-        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ImportError:
-        raise ProfileError(f"{path}: reading it needs tomli on Python 3.10; install that") from None
-    try:
-        values: dict[str, Any] = toml.loads(text)
-    except toml.TOMLDecodeError as error:
-        match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
-        line = match[2] if match and match[2] else str(text.count("\n") + 1)
-        raise ProfileError(f"{path}, line {line}: {match[1] if match else error}") from None
-    return values
 
 
 _PART = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*""")
